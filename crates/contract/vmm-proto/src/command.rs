@@ -1,0 +1,139 @@
+//! What the controller asks, and what the VMM answers.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{BootSpec, Counters, CutReport, CutSpec, RestoreSpec, Shape};
+
+/// A command with the number its answer will carry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the controller; any value.
+    pub seq: u64,
+    /// What to do.
+    pub command: Command,
+}
+
+/// What the controller can ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// The first message on a connection.
+    Hello {
+        /// The version the controller speaks.
+        version: u32,
+    },
+    /// Build the shell.
+    Prepare(Shape),
+    /// Fill the shell from a kernel and run it.
+    Boot(Box<BootSpec>),
+    /// Fill the shell from frozen state.
+    Restore(Box<RestoreSpec>),
+    /// Stop vCPUs and devices.
+    Pause,
+    /// Let them go on.
+    Resume,
+    /// Take the state at one instant.
+    Cut(CutSpec),
+    /// Press the power button; the guest decides what to do about it.
+    PowerButton,
+    /// Set how much memory the balloon should take from the guest, in MiB.
+    Balloon {
+        /// The new size of the balloon.
+        target_mib: u32,
+    },
+    /// End the VMM process now.
+    Stop,
+    /// Ask for the phase.
+    Status,
+    /// Ask for the counters.
+    Counters,
+}
+
+/// An answer to the request of the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResponseTo {
+    /// The number of the request.
+    pub seq: u64,
+    /// What came of it.
+    pub result: Result<Reply, VmmError>,
+}
+
+/// What came of a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To `Hello`.
+    Hello {
+        /// The version the VMM speaks.
+        version: u32,
+        /// The program's own version, for people.
+        program: String,
+    },
+    /// Done; there is nothing to say.
+    Done,
+    /// To `Status`.
+    Status(Status),
+    /// To `Counters`.
+    Counters(Counters),
+    /// To `Cut`, once everything is written. [`crate::Event::CutTaken`] comes before it, as soon as the VM
+    /// runs again.
+    Cut(CutReport),
+}
+
+/// Where a VM is in its life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The phase.
+    pub phase: VmmPhase,
+    /// The shape, once prepared.
+    pub shape: Option<Shape>,
+    /// The agent has connected to the ready port since boot or restore.
+    pub agent_ready: bool,
+}
+
+/// The phases of a VMM process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VmmPhase {
+    /// Connected, nothing built.
+    Empty,
+    /// The shell exists.
+    Shell,
+    /// The guest runs.
+    Running,
+    /// The guest is stopped at an instruction.
+    Paused,
+}
+
+/// Why a command was not carried out. The VM is as it was before the command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
+#[error("{message}")]
+pub struct VmmError {
+    /// What a program can act on.
+    pub code: VmmErrorCode,
+    /// The chain of causes, for people.
+    pub message: String,
+}
+
+/// What a program can act on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum VmmErrorCode {
+    /// The command does not fit the phase.
+    WrongPhase,
+    /// A field is out of range, or a descriptor is missing or of the wrong kind.
+    BadRequest,
+    /// The protocol versions differ.
+    Version,
+    /// The kernel image cannot be loaded.
+    BadKernel,
+    /// The snapshot is damaged or not one.
+    BadSnapshot,
+    /// The snapshot is whole but this host or shape cannot run it.
+    Incompatible,
+    /// KVM refused.
+    Kvm,
+    /// Memory could not be had.
+    Memory,
+    /// A descriptor could not be read or written.
+    Io,
+    /// No space left where the cut is written.
+    NoSpace,
+}

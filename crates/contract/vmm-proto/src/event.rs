@@ -1,0 +1,86 @@
+//! What the VMM says unasked.
+
+use serde::{Deserialize, Serialize};
+
+use crate::DeviceSlot;
+
+/// Something happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// The agent in the guest has connected to [`crate::READY_PORT`].
+    AgentReady,
+    /// A cut is captured and the guest runs again; its files are still being written.
+    CutTaken {
+        /// The number of the request that asked for it.
+        seq: u64,
+        /// How long the guest was stopped, in microseconds.
+        pause_us: u64,
+    },
+    /// The guest connected to a host port other than the ready port; one end of the stream comes along as
+    /// the only descriptor.
+    VsockConnect {
+        /// The port on the host side.
+        port: u32,
+    },
+    /// A device met input it cannot work with and stands still until the driver resets it.
+    DeviceFailed {
+        /// Which one.
+        device: DeviceSlot,
+        /// What it met.
+        reason: String,
+    },
+    /// The VM has ended; the process is about to exit with the matching [`ExitCode`].
+    Stopped {
+        /// Why.
+        cause: StopCause,
+    },
+}
+
+/// Why a VM ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum StopCause {
+    /// The guest powered off.
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest kernel panicked.
+    GuestPanic,
+    /// A vCPU did something that cannot be carried on from (a triple fault, an unknown exit).
+    VcpuFailed,
+    /// The controller asked.
+    Asked,
+}
+
+/// The exit status of a VMM process: one for each cause, so that a supervisor that sees nothing else can
+/// still tell them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// The controller asked, or the guest powered off.
+    Ok = 0,
+    /// The guest asked for a reset.
+    Reset = 10,
+    /// The guest kernel panicked.
+    GuestPanic = 11,
+    /// A vCPU could not go on.
+    VcpuFailed = 12,
+    /// The control socket closed before a VM was running.
+    ControlLost = 20,
+    /// The command line or an inherited descriptor is wrong.
+    BadStart = 21,
+    /// The VMM itself failed.
+    Internal = 70,
+    /// A system call outside the filter was tried.
+    Seccomp = 148,
+}
+
+impl From<StopCause> for ExitCode {
+    fn from(cause: StopCause) -> Self {
+        match cause {
+            StopCause::PowerOff | StopCause::Asked => Self::Ok,
+            StopCause::Reset => Self::Reset,
+            StopCause::GuestPanic => Self::GuestPanic,
+            StopCause::VcpuFailed => Self::VcpuFailed,
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What the controller and a VMM process say to each other.
+//!
+//! The two share one `SOCK_SEQPACKET` Unix socket: a packet is one message, encoded with postcard, and
+//! the descriptors a message speaks of travel with it as `SCM_RIGHTS`. A message names a descriptor by
+//! its place in that array ([`FdIndex`]), so the VMM never opens a path.
+//!
+//! ```text
+//!   started ──Hello──► greeted ──Prepare──► shell ──Boot──►    running ⇄ paused ──Stop──► gone
+//!                                             └────Restore──►  (paused or running)
+//! ```
+//!
+//! A *shell* is a VM that exists (memory slot over reserved address space, vCPUs, interrupt
+//! controllers, doorbells) but has no memory and no state yet; making one waits for grace periods in the
+//! kernel, filling one does not. Every command is answered by exactly one [`Reply`] with the same
+//! sequence number; [`Event`]s come unasked in between.
+
+mod command;
+mod event;
+mod spec;
+mod wire;
+
+pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
+pub use event::{Event, ExitCode, StopCause};
+pub use spec::{
+    BootSpec, ConsoleSpec, Counters, CpuModel, CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex,
+    MAX_DISKS, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetBackend, NetSpec,
+    PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
+};
+pub use wire::{FromVmm, MAX_FDS, MAX_MESSAGE, WireError, decode, encode};
+
+/// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// The vsock port on the host side (CID 2) that the agent connects to once, when it is ready.
+pub const READY_PORT: u32 = 1;
+
+/// The vsock port that the agent listens on inside the guest.
+pub const AGENT_PORT: u32 = 1024;

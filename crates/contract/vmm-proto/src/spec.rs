@@ -1,0 +1,229 @@
+//! What a VM is made of, as the controller describes it.
+
+use forkd_types::MiB;
+use serde::{Deserialize, Serialize};
+
+/// The most disks one VM can have.
+pub const MAX_DISKS: usize = 4;
+/// The most vCPUs one VM can have.
+pub const MAX_VCPUS: u8 = 32;
+/// The least memory a VM can have, in MiB.
+pub const MIN_MEMORY_MIB: u32 = 64;
+/// The most memory a VM can have, in MiB.
+pub const MAX_MEMORY_MIB: u32 = 64 * 1024;
+
+/// The place of a descriptor among those that came with the message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FdIndex(pub u8);
+
+/// What has to be known before a VM is needed: everything a shell is built from.
+///
+/// All virtio slots exist in every shell, at fixed addresses with their doorbells registered; a slot
+/// that the later boot or restore does not fill shows the guest "no device".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// Guest memory.
+    pub memory: MiB,
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
+    pub vcpus: u8,
+    /// Which CPU features the guest may see.
+    pub cpu: CpuModel,
+}
+
+/// Which CPU features the guest may see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CpuModel {
+    /// All that KVM offers on this host.
+    Host,
+    /// The x86-64-v2 baseline: a snapshot taken with it can move to any host that has it.
+    Baseline,
+}
+
+/// A cold boot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootSpec {
+    /// ELF `vmlinux` or bzImage.
+    pub kernel: FdIndex,
+    /// Initial RAM disk.
+    pub initramfs: Option<FdIndex>,
+    /// Kernel command line, as given; the VMM adds nothing to it.
+    pub cmdline: String,
+    /// Disks in slot order; the first is `/dev/vda`.
+    pub disks: Vec<DiskSpec>,
+    /// Network device.
+    pub net: Option<NetSpec>,
+    /// Socket device.
+    pub vsock: VsockSpec,
+    /// Where the guest's serial output goes.
+    pub console: ConsoleSpec,
+    /// The first VM generation id.
+    pub generation: [u8; 16],
+}
+
+/// A start from frozen state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreSpec {
+    /// The state file a cut wrote.
+    pub state: FdIndex,
+    /// The memory as of that cut.
+    pub memory: MemoryImage,
+    /// Disks in slot order; the same slots as in the state.
+    pub disks: Vec<DiskSpec>,
+    /// Network device; present exactly if the state has one.
+    pub net: Option<NetSpec>,
+    /// Socket device.
+    pub vsock: VsockSpec,
+    /// Where the guest's serial output goes.
+    pub console: ConsoleSpec,
+    /// The generation id of this child; never that of the parent.
+    pub generation: [u8; 16],
+    /// Pages to fault in before the first instruction, as a working-set file.
+    pub prefault: Option<FdIndex>,
+    /// Start the vCPUs at once, or stay paused.
+    pub run: bool,
+}
+
+/// Guest memory as layers of files and an index that says which page comes from where.
+///
+/// The index is flat: it names the one layer that holds each page, however deep the chain of snapshots
+/// behind it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryImage {
+    /// The files that hold pages.
+    pub layers: Vec<FdIndex>,
+    /// Which page lies where.
+    pub index: PageIndex,
+}
+
+/// Which page lies where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PageIndex {
+    /// One layer, as long as guest memory, page N at offset N pages; holes are zero pages.
+    Identity,
+    /// An index file.
+    File(FdIndex),
+}
+
+/// One disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSpec {
+    /// A raw image, shared and never written, unless it is the only layer and `read_only` is false.
+    pub base: FdIndex,
+    /// Thin layers over it, oldest first. Only the last is written.
+    pub layers: Vec<FdIndex>,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// What the guest sees as the serial number, at most 20 bytes of ASCII.
+    pub serial: String,
+    /// Limits on bytes and operations.
+    pub rate: RateLimit,
+}
+
+/// The network device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetSpec {
+    /// A descriptor that carries frames.
+    pub backend: FdIndex,
+    /// What kind of descriptor it is.
+    pub kind: NetBackend,
+    /// Hardware address.
+    pub mac: [u8; 6],
+    /// Limits on bytes and operations, each way.
+    pub rate: RateLimit,
+}
+
+/// What carries the frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetBackend {
+    /// A tap device opened with `IFF_NO_PI | IFF_VNET_HDR` and a 12-byte virtio header.
+    Tap,
+    /// A `SOCK_SEQPACKET` or `SOCK_DGRAM` socket, one Ethernet frame a packet, no header.
+    Socket,
+}
+
+/// The socket device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VsockSpec {
+    /// Context id of the guest, 3 or more.
+    pub cid: u32,
+    /// A listening `SOCK_STREAM` Unix socket. A client writes `CONNECT <port>\n`, reads
+    /// `OK <host port>\n`, and then has a stream to that port in the guest.
+    pub listener: FdIndex,
+}
+
+/// The serial console.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsoleSpec {
+    /// Where output is written: a file or a pipe. What does not fit is dropped and counted.
+    pub output: FdIndex,
+    /// Bytes a second that the guest may print after a burst of 64 KiB; 0 is no limit.
+    pub bytes_per_second: u64,
+    /// The console file is cut off at this size; 0 is no limit.
+    pub max_bytes: u64,
+}
+
+/// A token bucket on bytes and one on operations; 0 is no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RateLimit {
+    /// Bytes a second.
+    pub bytes_per_second: u64,
+    /// Bytes that may pass at once after a rest.
+    pub burst_bytes: u64,
+    /// Operations a second.
+    pub ops_per_second: u64,
+    /// Operations that may pass at once after a rest.
+    pub burst_ops: u64,
+}
+
+/// Take the machine's state at one instant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CutSpec {
+    /// Where vCPU and device state is written.
+    pub state: FdIndex,
+    /// Where pages are written, page N at offset N pages.
+    pub memory: FdIndex,
+    /// Write only pages that differ from the image the VM was restored from.
+    pub only_changed: bool,
+    /// New, empty top layers, one for each writable disk in slot order. With them the VM goes on while
+    /// the old layers belong to the cut; without them it must stay paused or be stopped.
+    pub new_layers: Vec<FdIndex>,
+    /// Let the vCPUs run again as soon as the instant is captured.
+    pub resume: bool,
+}
+
+/// What a cut did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CutReport {
+    /// From the first vCPU stopped to the last one running again, in microseconds.
+    pub pause_us: u64,
+    /// Pages written to the memory file.
+    pub pages_written: u64,
+    /// Of the pages looked at, those that were zero and left as holes.
+    pub zero_pages: u64,
+    /// Bytes of state.
+    pub state_bytes: u64,
+    /// From the command to both files written and synced, in microseconds.
+    pub total_us: u64,
+}
+
+/// A device as events and counters name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DeviceSlot {
+    /// Entropy.
+    Rng,
+    /// Memory balloon.
+    Balloon,
+    /// Sockets.
+    Vsock,
+    /// Network.
+    Net,
+    /// Disk by slot.
+    Disk(u8),
+    /// Serial console.
+    Console,
+}
+
+/// What the VMM has counted since it started. Plain numbers by name, so that a new counter is not a new
+/// protocol.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters(pub Vec<(String, u64)>);

@@ -16,6 +16,7 @@
 
 mod command;
 mod event;
+pub mod spawn;
 mod spec;
 mod wire;
 

@@ -1,0 +1,201 @@
+//! What the controller and `forkd-spawn` say to each other.
+//!
+//! `forkd-spawn` starts VMM processes, keeps a pool of prepared shells and hands out their control
+//! sockets. It keeps a copy of every socket it hands out: a controller that dies and comes back asks for
+//! them again ([`SpawnCommand::Adopt`]) and finds every VM where it was. When `forkd-spawn` itself ends,
+//! the last copy closes and the VMMs end with it, so none is left behind.
+//!
+//! The wire is that of the VMM protocol: one `SOCK_SEQPACKET` packet a message, descriptors alongside.
+
+use forkd_types::SandboxId;
+use serde::{Deserialize, Serialize};
+
+use crate::Shape;
+
+/// The version both sides name in their hello.
+pub const SPAWN_VERSION: u32 = 1;
+
+/// The most VMs one [`SpawnCommand::Take`] or one [`SpawnReply::Adopted`] speaks of.
+pub const MAX_BATCH: usize = 32;
+
+/// The most shells one pool can be asked to keep.
+pub const MAX_POOL: u32 = 2048;
+
+/// A command with the number its answer will carry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpawnRequest {
+    /// Chosen by the controller; any value.
+    pub seq: u64,
+    /// What to do.
+    pub command: SpawnCommand,
+}
+
+/// What the controller can ask of `forkd-spawn`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpawnCommand {
+    /// The first message on a connection.
+    Hello {
+        /// The version the controller speaks.
+        version: u32,
+    },
+    /// Keep this many shells of a shape ready; 0 lets the pool run dry.
+    SetPool {
+        /// Which shells.
+        shape: Shape,
+        /// How many.
+        depth: u32,
+    },
+    /// Hand out one shell for each id, from the pool where it has one, newly made where not.
+    Take {
+        /// Which shells.
+        shape: Shape,
+        /// Who they are for; at most [`MAX_BATCH`].
+        ids: Vec<SandboxId>,
+    },
+    /// Hand out the control sockets of VMs that were taken before.
+    Adopt {
+        /// Start after this id, in their order; `None` starts at the first.
+        after: Option<SandboxId>,
+    },
+    /// End a VMM process with `SIGKILL`.
+    Kill {
+        /// Whose.
+        id: SandboxId,
+    },
+    /// Ask how the pools stand.
+    Status,
+}
+
+/// What `forkd-spawn` sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromSpawn {
+    /// The answer to the request of this number.
+    Response {
+        /// The number of the request.
+        seq: u64,
+        /// What came of it.
+        result: Result<SpawnReply, SpawnError>,
+    },
+    /// A VMM that was handed out has ended.
+    Exited {
+        /// Whose.
+        id: SandboxId,
+        /// Its process id, now free.
+        pid: u32,
+        /// How.
+        how: HowEnded,
+    },
+}
+
+/// What came of a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpawnReply {
+    /// To `Hello`.
+    Hello {
+        /// The version `forkd-spawn` speaks.
+        version: u32,
+    },
+    /// Done; there is nothing to say.
+    Done,
+    /// To `Take`: one control socket for each entry comes along, in the same order.
+    Taken(Vec<Vm>),
+    /// To `Adopt`: one control socket for each entry comes along, in the same order.
+    Adopted {
+        /// The VMs, in order of their ids.
+        vms: Vec<Vm>,
+        /// There are more; ask again after the last id.
+        more: bool,
+    },
+    /// To `Status`.
+    Status(SpawnStatus),
+}
+
+/// A VMM process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vm {
+    /// Who it is for.
+    pub id: SandboxId,
+    /// Its process id.
+    pub pid: u32,
+    /// What it was built as.
+    pub shape: Shape,
+    /// It stood ready in the pool.
+    pub pooled: bool,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HowEnded {
+    /// With an exit status.
+    Code(u8),
+    /// By a signal.
+    Signal(u8),
+}
+
+/// How the pools stand.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpawnStatus {
+    /// Each pool that has a depth or shells.
+    pub pools: Vec<PoolStatus>,
+    /// VMs handed out and alive.
+    pub live: u32,
+    /// Shells that died before they were handed out, since start.
+    pub shells_lost: u64,
+}
+
+/// One pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStatus {
+    /// Which shells.
+    pub shape: Shape,
+    /// How many there should be.
+    pub depth: u32,
+    /// How many stand ready.
+    pub ready: u32,
+    /// How many are being made.
+    pub making: u32,
+}
+
+/// Why a command was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum SpawnError {
+    /// The protocol versions differ.
+    #[error("forkd-spawn speaks version {ours}, the controller {theirs}")]
+    Version {
+        /// The version of `forkd-spawn`.
+        ours: u32,
+        /// The version of the controller.
+        theirs: u32,
+    },
+    /// Another command came before the hello.
+    #[error("the first message must be a hello")]
+    NoHello,
+    /// A number is out of range.
+    #[error("{what} is out of range: {value}, at most {limit}")]
+    OutOfRange {
+        /// Which one.
+        what: String,
+        /// What it was.
+        value: u64,
+        /// What it may be.
+        limit: u64,
+    },
+    /// The id is already in use by a VM that lives.
+    #[error("{id} is already taken")]
+    Duplicate {
+        /// The id.
+        id: SandboxId,
+    },
+    /// No VM of that id lives.
+    #[error("there is no VM {id}")]
+    Unknown {
+        /// The id.
+        id: SandboxId,
+    },
+    /// A shell could not be made.
+    #[error("no shell could be made: {reason}")]
+    ShellFailed {
+        /// What the VMM or the kernel said.
+        reason: String,
+    },
+}

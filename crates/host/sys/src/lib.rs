@@ -1,0 +1,1 @@
+//! Safe wrappers over the system calls the host programs need.

@@ -1,0 +1,2 @@
+//! The program `forkd-vmm`.
+fn main() {}

@@ -1,0 +1,83 @@
+//! Where output goes: data to stdout, talk to stderr, colour only when a person is looking.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+const RED: &str = "1;31";
+const CYAN: &str = "1;36";
+const DIM: &str = "2";
+
+/// The terminal, as one command sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Ui {
+    color: bool,
+}
+
+impl Ui {
+    /// Colour when stderr is a terminal and `NO_COLOR` is unset or empty.
+    pub fn from_env() -> Self {
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            color: !refused && io::stderr().is_terminal(),
+        }
+    }
+
+    /// Writes a line of data to stdout.
+    pub fn line(&self, text: impl Display) -> io::Result<()> {
+        writeln!(io::stdout().lock(), "{text}")
+    }
+
+    /// Writes bytes to stdout unchanged.
+    pub fn raw(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    }
+
+    /// Writes a value as indented JSON to stdout.
+    pub fn json(&self, value: &impl Serialize) -> io::Result<()> {
+        let mut text = serde_json::to_vec_pretty(value)?;
+        text.push(b'\n');
+        self.raw(&text)
+    }
+
+    /// Tells the user how things go, on stderr. A closed stderr is no reason to stop.
+    pub fn talk(&self, text: impl Display) {
+        let _ = writeln!(io::stderr().lock(), "{text}");
+    }
+
+    /// A dimmed aside on stderr.
+    pub fn aside(&self, text: impl Display) {
+        self.talk(self.paint(DIM, &text.to_string()));
+    }
+
+    /// `error:` with its causes, a blank line, and `hint:`.
+    pub fn error<'a>(
+        &self,
+        chain: impl Iterator<Item = &'a (dyn std::error::Error + 'static)>,
+        hint: Option<&str>,
+    ) {
+        let mut out = String::new();
+        for (depth, cause) in chain.enumerate() {
+            if depth == 0 {
+                out.push_str(&format!("{} {cause}", self.paint(RED, "error:")));
+            } else {
+                out.push_str(&format!("\n  caused by: {cause}"));
+            }
+        }
+        if let Some(hint) = hint {
+            out.push_str(&format!("\n\n{} {hint}", self.paint(CYAN, "hint:")));
+        }
+        self.talk(out);
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.color {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}

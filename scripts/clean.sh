@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Removes what was built in this clone.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+run cargo clean
+if [ -d fuzz ]; then run cargo clean --manifest-path fuzz/Cargo.toml; fi

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# fuzz.sh SECONDS [TARGET…]: runs each fuzz target for that long and prints how often it ran.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+seconds=${1:-60}
+shift || true
+[[ $seconds =~ ^[0-9]+$ ]] || die "not a number of seconds: $seconds"
+
+# Sanitizer coverage is an unstable compiler flag; the pinned toolchain has it, behind this switch.
+export RUSTC_BOOTSTRAP=1
+run scripts/setup.sh
+if ! have cargo-fuzz; then
+    step "installing cargo-fuzz" cargo install cargo-fuzz --locked
+fi
+
+targets=("$@")
+if [ ${#targets[@]} -eq 0 ]; then
+    mapfile -t targets < <(cd fuzz && cargo fuzz list)
+fi
+[ ${#targets[@]} -gt 0 ] || die "fuzz/ has no targets"
+
+logs=$(mktemp -d)
+at_end 'rm -rf "$logs"'
+failed=()
+
+fuzz_one() {
+    local name=$1
+    mkdir -p "fuzz/corpus/$name"
+    cargo fuzz run --fuzz-dir fuzz "$name" -- -max_total_time="$seconds" -print_final_stats=1 \
+        >"$logs/$name" 2>&1
+}
+
+step "building ${#targets[@]} fuzz targets" cargo fuzz build --fuzz-dir fuzz
+for name in "${targets[@]}"; do
+    if ! step "fuzzing $name for $seconds s" fuzz_one "$name"; then
+        failed+=("$name")
+        tail -n 40 "$logs/$name" >&2
+    fi
+done
+
+printf '\n%-32s %14s  %s\n' target executions result
+for name in "${targets[@]}"; do
+    count=$(sed -n 's/^stat::number_of_executed_units: *\([0-9]*\).*/\1/p' "$logs/$name" | tail -n 1)
+    result=ok
+    case " ${failed[*]-} " in *" $name "*) result="FAILED (input below fuzz/artifacts/$name)" ;; esac
+    printf '%-32s %14s  %s\n' "$name" "${count:-0}" "$result"
+done
+[ ${#failed[@]} -eq 0 ]

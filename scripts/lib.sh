@@ -1,0 +1,107 @@
+# shellcheck shell=bash
+# Sourced by the other scripts: where things are, how steps are shown, how everything ends on Ctrl-C.
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+
+target=${CARGO_TARGET_DIR:-$root/target}
+bin=$target/release
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
+
+say() { printf '%s\n' "$*" >&2; }
+die() {
+    printf 'error: %s\n' "$1" >&2
+    shift
+    local hint
+    for hint in "$@"; do printf '\nhint: %s\n' "$hint" >&2; done
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Milliseconds since the epoch. Not bash's SECONDS: that one can be set from outside.
+now_ms() { printf '%s' "$((${EPOCHREALTIME/[.,]/} / 1000))"; }
+elapsed() {
+    local ms=$(($(now_ms) - $1))
+    printf '%d.%d s' $((ms / 1000)) $((ms % 1000 / 100))
+}
+
+# ---- running things so that nothing outlives us
+#
+# Each command runs as the leader of a process group of its own. Ctrl-C (or TERM, or HUP) reaches this shell, which
+# ends the whole group, runs what was registered with `at_end`, and then dies of the same signal.
+
+# Scripts call scripts: an outer one waits longer than those it started, so that they can clean up after themselves.
+
+depth=${FORKD_SCRIPT_DEPTH:-0}
+export FORKD_SCRIPT_DEPTH=$((depth + 1))
+
+group=
+end_actions=()
+at_end() { end_actions+=("$1"); }
+
+# A foreground command: streams go through, the exit status comes back.
+run() {
+    set -m
+    "$@" </dev/null &
+    group=$!
+    set +m
+    local status=0
+    wait "$group" || status=$?
+    group=
+    return "$status"
+}
+
+end_group() {
+    [ -n "$group" ] || return 0
+    local leader=$group
+    group=
+    kill -TERM -- "-$leader" 2>/dev/null || return 0
+    local tenths=$((300 - 100 * (depth > 2 ? 2 : depth)))
+    while ((tenths-- > 0)); do
+        kill -0 -- "-$leader" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    kill -KILL -- "-$leader" 2>/dev/null || true
+}
+
+run_end_actions() {
+    local i actions=("${end_actions[@]}")
+    end_actions=()
+    for ((i = ${#actions[@]} - 1; i >= 0; i--)); do
+        eval "${actions[i]}" || true
+    done
+}
+
+on_signal() {
+    trap '' INT TERM HUP
+    say ""
+    say "interrupted: stopping what was started"
+    end_group
+    run_end_actions
+    trap - EXIT "$1"
+    kill -s "$1" $$
+}
+
+trap 'on_signal INT' INT
+trap 'on_signal TERM' TERM
+trap 'on_signal HUP' HUP
+trap 'end_group; run_end_actions' EXIT
+
+# ---- steps
+
+# `step NAME COMMAND…`: announces, runs, and says how long it took.
+step() {
+    local name=$1 begin status=0
+    shift
+    begin=$(now_ms)
+    say "==> $name"
+    run "$@" || status=$?
+    if [ "$status" -eq 0 ]; then
+        say "    $name: $(elapsed "$begin")"
+    else
+        say "    $name: failed with status $status after $(elapsed "$begin")"
+    fi
+    return "$status"
+}

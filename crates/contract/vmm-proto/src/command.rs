@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{BootSpec, Counters, CutReport, CutSpec, FdIndex, RestoreSpec, Shape};
+use crate::{BootSpec, Counters, CutReport, CutSpec, RestoreSpec, Shape};
 
 /// A command with the number its answer will carry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,15 +47,6 @@ pub enum Command {
     Status,
     /// Ask for the counters.
     Counters,
-    /// Take a listening `SOCK_SEQPACKET` Unix socket as the way back for a controller that was restarted.
-    ///
-    /// A VM that runs goes on when its control connection ends, and takes the next one from this socket;
-    /// the new peer starts with `Hello`. Without a listener, or before a VM runs, the end of the
-    /// connection is the end of the process ([`crate::ExitCode::ControlLost`]).
-    Listen {
-        /// The listening socket.
-        listener: FdIndex,
-    },
 }
 
 /// An answer to the request of the same number.

@@ -1,1 +1,14 @@
 //! Safe wrappers over the system calls the host programs need.
+//!
+//! What rustix already offers is used from there; here is what it does not have, and the few places
+//! where a system call needs an `unsafe` block with a reason.
+
+mod channel;
+mod fork;
+mod pagemap;
+mod signal;
+
+pub use channel::{Channel, ChannelError, Received};
+pub use fork::{ChildWriter, ForkError};
+pub use pagemap::{PageRange, Pagemap, PagemapError};
+pub use signal::{KickTarget, ignore_sigpipe, install_kick_handler};

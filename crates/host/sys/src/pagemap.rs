@@ -1,0 +1,288 @@
+//! Which pages of a mapping this process has made its own.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use thiserror::Error;
+
+const PAGE: u64 = 4096;
+
+// linux/fs.h, since 6.7
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
+
+// Documentation/admin-guide/mm/pagemap.rst
+const ENTRY_PRESENT: u64 = 1 << 63;
+const ENTRY_SWAPPED: u64 = 1 << 62;
+const ENTRY_FILE: u64 = 1 << 61;
+
+/// Pages `first..first + count` of the range that was asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageRange {
+    /// The first page.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+impl PageRange {
+    /// The page after the last.
+    pub fn end(self) -> u64 {
+        self.first + self.count
+    }
+}
+
+/// Why the page map could not be read.
+#[derive(Debug, Error)]
+pub enum PagemapError {
+    /// The file cannot be opened.
+    #[error("cannot open the page map of this process")]
+    Open(#[source] io::Error),
+    /// The file cannot be read.
+    #[error("cannot read the page map of this process")]
+    Read(#[source] io::Error),
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// The page map of this process, opened once.
+///
+/// It stays bound to the address space that it was opened in: after a fork the child's copy still shows
+/// the parent.
+#[derive(Debug)]
+pub struct Pagemap {
+    file: File,
+    has_scan: bool,
+}
+
+/// What a question is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Pages that belong to this process alone.
+    Private,
+    /// All pages that are mapped or swapped out.
+    Mapped,
+}
+
+impl Pagemap {
+    /// Opens the page map of this process. This is the one path the VMM opens besides the KVM device;
+    /// do it before the process gives its rights away.
+    pub fn open() -> Result<Self, PagemapError> {
+        let file = File::open("/proc/self/pagemap").map_err(PagemapError::Open)?;
+        Ok(Self::from_file(file))
+    }
+
+    /// Takes over an open page map of this process.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self::from_file(File::from(fd))
+    }
+
+    fn from_file(file: File) -> Self {
+        let mut map = Self {
+            file,
+            has_scan: true,
+        };
+        let probe = Box::new([0u8; PAGE as usize]);
+        let at = probe.as_ptr() as u64 & !(PAGE - 1);
+        map.has_scan = map
+            .scan(at, at + PAGE, Wanted::Mapped, &mut Vec::new())
+            .is_ok();
+        map
+    }
+
+    /// The pages of `len` bytes at `address` that this process has made its own: written to in a private
+    /// mapping, whether of a file or of nothing. Pages that are only read, and the kernel's shared zero
+    /// page where it can be told apart, are not among them.
+    pub fn private_pages(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
+        self.pages(address, len, Wanted::Private)
+    }
+
+    /// The pages that are mapped at all, read or written.
+    pub fn mapped_pages(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
+        self.pages(address, len, Wanted::Mapped)
+    }
+
+    fn pages(
+        &self,
+        address: u64,
+        len: u64,
+        wanted: Wanted,
+    ) -> Result<Vec<PageRange>, PagemapError> {
+        let mut ranges = Vec::new();
+        let end = address + len;
+        if self.has_scan {
+            self.scan(address, end, wanted, &mut ranges)
+        } else {
+            self.walk(address, end, wanted, &mut ranges)
+        }
+        .map_err(PagemapError::Read)?;
+        Ok(ranges)
+    }
+
+    fn scan(
+        &self,
+        start: u64,
+        end: u64,
+        wanted: Wanted,
+        out: &mut Vec<PageRange>,
+    ) -> io::Result<()> {
+        let mut regions = vec![PageRegion::default(); 1024];
+        let mut at = start;
+        while at < end {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start: at,
+                end,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: regions.len() as u64,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                ..ScanArg::default()
+            };
+            if wanted == Wanted::Private {
+                arg.category_inverted = PAGE_IS_FILE | PAGE_IS_PFNZERO;
+                arg.category_mask = PAGE_IS_FILE | PAGE_IS_PFNZERO;
+            }
+            // SAFETY: `arg` has the layout of struct pm_scan_arg, its size is given in it, and `vec`
+            // points to `vec_len` writable elements that outlive the call.
+            let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &mut arg) };
+            if found < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(error);
+            }
+            for region in regions.iter().take(found as usize) {
+                push(
+                    out,
+                    (region.start - start) / PAGE,
+                    (region.end - region.start) / PAGE,
+                );
+            }
+            at = arg.walk_end.max(at + if found == 0 { end - at } else { 0 });
+        }
+        Ok(())
+    }
+
+    fn walk(
+        &self,
+        start: u64,
+        end: u64,
+        wanted: Wanted,
+        out: &mut Vec<PageRange>,
+    ) -> io::Result<()> {
+        let mut buffer = vec![0u8; 64 * 1024];
+        let pages = (end - start) / PAGE;
+        let mut page = 0;
+        while page < pages {
+            let want = ((pages - page) * 8).min(buffer.len() as u64) as usize;
+            let chunk = &mut buffer[..want];
+            self.file.read_exact_at(chunk, (start / PAGE + page) * 8)?;
+            for entry in chunk.as_chunks::<8>().0 {
+                let entry = u64::from_ne_bytes(*entry);
+                let mapped = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
+                if mapped && (wanted == Wanted::Mapped || entry & ENTRY_FILE == 0) {
+                    push(out, page, 1);
+                }
+                page += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push(out: &mut Vec<PageRange>, first: u64, count: u64) {
+    match out.last_mut() {
+        Some(last) if last.end() == first => last.count += count,
+        _ => out.push(PageRange { first, count }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn private_file_mapping(pages: usize) -> (*mut u8, usize) {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![7u8; pages * PAGE as usize]).unwrap();
+        let len = pages * PAGE as usize;
+        // SAFETY: a fresh mapping of an open file at an address the kernel chooses.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        (at.cast(), len)
+    }
+
+    fn written_pages_are_found(map: &Pagemap) {
+        let (at, len) = private_file_mapping(64);
+        for page in [3usize, 4, 9, 63] {
+            // SAFETY: inside the mapping made above.
+            unsafe { at.add(page * PAGE as usize).write_volatile(1) };
+        }
+        // SAFETY: inside the mapping made above.
+        assert_eq!(unsafe { at.add(20 * PAGE as usize).read_volatile() }, 7);
+        let got = map.private_pages(at as u64, len as u64).unwrap();
+        let want = [(3, 2), (9, 1), (63, 1)].map(|(first, count)| PageRange { first, count });
+        assert_eq!(got, want);
+        assert!(
+            map.mapped_pages(at as u64, len as u64)
+                .unwrap()
+                .iter()
+                .any(|r| (r.first..r.end()).contains(&20))
+        );
+        // SAFETY: the mapping made above, which nothing uses any more.
+        unsafe { libc::munmap(at.cast(), len) };
+    }
+
+    #[test]
+    fn written_pages_are_told_from_read_ones() {
+        written_pages_are_found(&Pagemap::open().unwrap());
+    }
+
+    #[test]
+    fn so_they_are_without_the_scan_call() {
+        let mut map = Pagemap::open().unwrap();
+        map.has_scan = false;
+        written_pages_are_found(&map);
+    }
+}

@@ -1,0 +1,5 @@
+//! Prints what the probe finds on this host.
+
+fn main() {
+    println!("{:#?}", forkd_probe::probe());
+}

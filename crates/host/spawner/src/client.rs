@@ -1,0 +1,104 @@
+//! One connected controller.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use forkd_sys::{Channel, ChannelError};
+use forkd_vmm_proto::spawn::{FromSpawn, SpawnRequest};
+use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
+use rustix::net::{SocketFlags, accept_with};
+
+/// The most messages that wait for a controller that does not read.
+const MAX_WAITING: usize = 4096;
+
+/// A connection and what waits to be sent on it.
+#[derive(Debug)]
+pub struct Client {
+    socket: Channel,
+    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    overflowed: bool,
+    /// The hello has been said.
+    pub greeted: bool,
+}
+
+/// What a look at the socket found.
+#[derive(Debug)]
+pub enum Received {
+    /// Nothing more for now.
+    Nothing,
+    /// The controller is gone, or has said something that is no message.
+    Closed,
+    /// A request.
+    Message(SpawnRequest),
+}
+
+impl Client {
+    /// Accepts a connection if one waits.
+    pub fn accept(listener: BorrowedFd<'_>) -> Option<Self> {
+        let socket = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        let socket = Channel::from_fd(socket);
+        Some(Self {
+            socket,
+            waiting: VecDeque::new(),
+            overflowed: false,
+            greeted: false,
+        })
+    }
+
+    /// The socket, to be watched.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Reads one request.
+    pub fn receive(&mut self) -> Received {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        match self.socket.recv(&mut buffer) {
+            Ok(packet) => match decode(&buffer[..packet.len]) {
+                Ok(request) => Received::Message(request),
+                Err(error) => {
+                    eprintln!("forkd-spawn: a controller is disconnected: {error}");
+                    Received::Closed
+                }
+            },
+            Err(error) if would_block(&error) => Received::Nothing,
+            Err(_) => Received::Closed,
+        }
+    }
+
+    /// Puts a message in line.
+    pub fn queue(&mut self, message: &FromSpawn, sockets: Vec<OwnedFd>) {
+        match encode(message) {
+            Ok(bytes) if self.waiting.len() < MAX_WAITING => {
+                self.waiting.push_back((bytes, sockets));
+            }
+            Ok(_) => self.overflowed = true,
+            // Replies are bounded far below the limit of a packet, so this is our own mistake.
+            Err(error) => eprintln!("forkd-spawn: a reply does not encode: {error}"),
+        }
+    }
+
+    /// Sends what the socket takes. True when nothing is left; an error ends the connection.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        if self.overflowed {
+            return Err(io::Error::other("the controller does not read"));
+        }
+        while let Some((bytes, sockets)) = self.waiting.front() {
+            let borrowed: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+            match self.socket.send(bytes, &borrowed) {
+                Ok(()) => {
+                    self.waiting.pop_front();
+                }
+                Err(error) if would_block(&error) => return Ok(false),
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// There is nothing to read, or no room to write, for now.
+pub fn would_block(error: &ChannelError) -> bool {
+    matches!(error, ChannelError::Io(cause) if cause.kind() == io::ErrorKind::WouldBlock)
+}

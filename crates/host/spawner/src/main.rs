@@ -1,0 +1,102 @@
+//! `forkd-spawn`: starts VMM processes and keeps a pool of shells ready.
+//!
+//! It is the parent of every VMM, so that the controller can die and come back without taking the
+//! sandboxes along. The conversation is described in `forkd_vmm_proto::spawn`.
+
+mod client;
+mod handshake;
+mod pool;
+mod process;
+mod server;
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use server::{Server, Settings};
+
+/// Starts VMM processes and keeps a pool of shells ready.
+///
+/// The controller starts this program by itself; there is no need to run it by hand. When it ends, every
+/// microVM it started ends with it.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Where to listen for the controller: the path of a Unix socket.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+
+    /// The VMM program [default: forkd-vmm beside this program].
+    #[arg(long, value_name = "PATH")]
+    vmm: Option<PathBuf>,
+
+    /// How many shells may be in the making at one time.
+    ///
+    /// Making one mostly waits for the kernel, so this may be far more than there are cores.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    parallel: u32,
+
+    /// The most VMM processes there may be, shells included.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    max_vms: usize,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let vmm = match args.vmm {
+        Some(path) => path,
+        None => beside_this_program("forkd-vmm")?,
+    };
+    raise_file_limit();
+    let listener = listen_on(&args.socket)?;
+    let settings = Settings {
+        vmm,
+        parallel: args.parallel,
+        max_processes: args.max_vms,
+    };
+    Server::new(settings, listener)
+        .and_then(|mut server| server.run())
+        .context("the event loop cannot go on")
+}
+
+fn beside_this_program(name: &str) -> anyhow::Result<PathBuf> {
+    let this = std::env::current_exe().context("this program's own path is unknown")?;
+    Ok(this.with_file_name(name))
+}
+
+/// Two descriptors a VM add up; the usual soft limit of 1,024 is far below what a host can run.
+fn raise_file_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        eprintln!("forkd-spawn: the limit on open files stays as it is: {error}");
+    }
+}
+
+/// Listens on the path, taking the place of a socket that nobody listens on any more.
+fn listen_on(path: &Path) -> anyhow::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)
+        .with_context(|| format!("{} is no path for a socket", path.display()))?;
+    let new = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+    };
+    if connect(new()?, &address).is_ok() {
+        bail!("another forkd-spawn listens on {}", path.display());
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("{} is in the way", path.display()));
+        }
+        _ => {}
+    }
+    let listener = new()?;
+    bind(&listener, &address).with_context(|| format!("cannot bind {}", path.display()))?;
+    listen(&listener, 16)?;
+    Ok(listener)
+}

@@ -1,0 +1,159 @@
+//! VMM processes: starting them, and noticing their end.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use forkd_sys::{Channel, ChannelError};
+use forkd_vmm_proto::spawn::HowEnded;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, pidfd_open,
+    pidfd_send_signal, prlimit, waitid,
+};
+use thiserror::Error;
+
+/// The most descriptors a VMM may hold open: disks, layers and vsock connections.
+const VMM_MAX_FILES: u64 = 4096;
+
+/// A running VMM process and our end of its control socket.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    pidfd: OwnedFd,
+    control: Channel,
+}
+
+/// Why a VMM process was not started.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// No control socket.
+    #[error("no control socket could be made")]
+    Socket(#[source] ChannelError),
+    /// The program did not start.
+    #[error("{} did not start", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It started but cannot be watched.
+    #[error("the new VMM process cannot be watched")]
+    Watch(#[source] rustix::io::Errno),
+}
+
+impl Process {
+    /// Starts a VMM. Its control socket is its standard input, so that nothing else has to be inherited.
+    pub fn start(program: &Path) -> Result<Self, StartError> {
+        let (ours, theirs) = Channel::pair().map_err(StartError::Socket)?;
+        // Only our end: the VMM blocks on its own.
+        fcntl_setfl(&ours, OFlags::NONBLOCK).map_err(StartError::Watch)?;
+        let child = Command::new(program)
+            .args(["--control-fd", "0"])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .current_dir("/")
+            .env_clear()
+            .spawn()
+            .map_err(|source| StartError::Start {
+                program: program.to_owned(),
+                source,
+            })?;
+        let pid = Pid::from_child(&child);
+        // Dropping a `Child` neither ends nor reaps it: from here on the pidfd is the handle.
+        drop(child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(StartError::Watch)?;
+        let process = Self {
+            pid,
+            pidfd,
+            control: ours,
+        };
+        process.limit();
+        Ok(process)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().cast_unsigned()
+    }
+
+    /// Readable once the process has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// The controller's end of the control socket.
+    pub fn control(&self) -> &Channel {
+        &self.control
+    }
+
+    /// Another descriptor for the controller's end.
+    pub fn share_control(&self) -> std::io::Result<OwnedFd> {
+        self.control.as_fd().try_clone_to_owned()
+    }
+
+    /// Ends the process; its end is noticed like any other.
+    pub fn kill(&self) {
+        // The only failure left is that it has ended already.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Collects the exit status if the process has ended.
+    pub fn reap(&self) -> Option<HowEnded> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let status = waitid(WaitId::PidFd(self.pidfd.as_fd()), options).ok()??;
+        Some(match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => HowEnded::Code(code.clamp(0, 255) as u8),
+            (None, signal) => HowEnded::Signal(signal.unwrap_or(0).clamp(0, 255) as u8),
+        })
+    }
+
+    /// Takes back what a VMM has no use for. A limit that cannot be set is no reason to refuse the VM:
+    /// the values only get smaller.
+    fn limit(&self) {
+        let limit = |most| Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        let _ = prlimit(Some(self.pid), Resource::Nofile, limit(VMM_MAX_FILES));
+        let _ = prlimit(Some(self.pid), Resource::Core, limit(0));
+    }
+}
+
+impl Drop for Process {
+    /// A process nobody holds any more must not live on.
+    fn drop(&mut self) {
+        if self.reap().is_none() {
+            self.kill();
+            let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_process_is_told_apart() {
+        let ended = |program: &str| {
+            let process = Process::start(Path::new(program)).unwrap();
+            let mut polled = [rustix::event::PollFd::new(
+                &process.pidfd,
+                rustix::event::PollFlags::IN,
+            )];
+            rustix::event::poll(&mut polled, None).unwrap();
+            process.reap()
+        };
+        assert_eq!(ended("/bin/true"), Some(HowEnded::Code(0)));
+        assert_eq!(ended("/bin/false"), Some(HowEnded::Code(1)));
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = Process::start(Path::new("/nowhere/forkd-vmm")).unwrap_err();
+        assert_eq!(error.to_string(), "/nowhere/forkd-vmm did not start");
+    }
+}

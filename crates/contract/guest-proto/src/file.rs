@@ -1,0 +1,274 @@
+//! Files, watches and connections inside the guest.
+
+use serde::{Deserialize, Serialize};
+
+/// Reads a file. [`crate::Event::File`] comes first, then the content on [`crate::channel::BULK`]; the
+/// response is a [`ReadResult`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReadRequest {
+    /// Which one.
+    pub path: String,
+    /// Where to begin.
+    pub offset: u64,
+    /// How much; to the end when missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub len: Option<u64>,
+}
+
+/// How a read ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadResult {
+    /// Bytes sent.
+    pub bytes: u64,
+}
+
+/// Writes a file from [`crate::channel::IN`] up to its end; the response is a [`WriteResult`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WriteRequest {
+    /// Which one.
+    pub path: String,
+    /// Permissions of a new file, and of an old one if given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+    /// A name, a number, or `uid:gid`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Make the file when it is missing.
+    pub create: bool,
+    /// Refuse when the file is there.
+    pub create_new: bool,
+    /// Throw the old content away.
+    pub truncate: bool,
+    /// Write at the end.
+    pub append: bool,
+    /// Where to begin; with `truncate` off.
+    pub offset: u64,
+    /// Write to a new file beside it and rename, so that readers see the old content or the new.
+    pub atomic: bool,
+    /// Make missing directories.
+    pub parents: bool,
+    /// On disk before the answer.
+    pub sync: bool,
+}
+
+impl Default for WriteRequest {
+    fn default() -> Self {
+        Self {
+            path: String::new(),
+            mode: None,
+            owner: None,
+            create: true,
+            create_new: false,
+            truncate: true,
+            append: false,
+            offset: 0,
+            atomic: false,
+            parents: false,
+            sync: false,
+        }
+    }
+}
+
+/// How a write ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteResult {
+    /// Bytes written.
+    pub bytes: u64,
+}
+
+/// Asks what a path is; the response is a [`FileInfo`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StatRequest {
+    /// Which one.
+    pub path: String,
+    /// Look at the link itself.
+    pub no_follow: bool,
+}
+
+/// Lists a directory: [`crate::Event::Entries`], then a [`ListResult`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListRequest {
+    /// Which one.
+    pub path: String,
+    /// How many levels; 0 and 1 are the directory itself.
+    pub depth: u32,
+    /// Stop after this many entries; the agent's own limit when missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}
+
+/// How a listing ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListResult {
+    /// Entries sent.
+    pub count: u64,
+    /// There are more.
+    pub truncated: bool,
+}
+
+/// Makes a directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MkdirRequest {
+    /// Which one.
+    pub path: String,
+    /// Make missing parents, and be content when it is there.
+    pub parents: bool,
+    /// Its permissions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+    /// A name, a number, or `uid:gid`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// Renames.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RenameRequest {
+    /// From.
+    pub from: String,
+    /// To.
+    pub to: String,
+    /// Refuse when the target is there.
+    pub no_replace: bool,
+}
+
+/// Removes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RemoveRequest {
+    /// Which one.
+    pub path: String,
+    /// With everything inside.
+    pub recursive: bool,
+    /// Be content when there is nothing.
+    pub missing_ok: bool,
+}
+
+/// Changes permissions or owner.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SetAttrRequest {
+    /// Of which file.
+    pub path: String,
+    /// The new permissions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+    /// A name, a number, or `uid:gid`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// What a path is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// What kind.
+    pub kind: FileKind,
+    /// Bytes.
+    pub size: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    #[serde(default)]
+    pub uid: u32,
+    /// Group.
+    #[serde(default)]
+    pub gid: u32,
+    /// The owner's name, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The group's name, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Last change, milliseconds since the epoch.
+    #[serde(default)]
+    pub modified_unix_ms: i64,
+    /// Where a link points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+}
+
+/// What kind of file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileKind {
+    /// A file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A device, socket or pipe.
+    #[serde(other)]
+    Other,
+}
+
+/// One line of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Relative to the directory that was listed. Bytes that are not UTF-8 are replaced.
+    pub path: String,
+    /// What it is.
+    #[serde(flatten)]
+    pub info: FileInfo,
+}
+
+/// Watches a file or directory: [`crate::Event::Changes`] until the host cancels.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WatchRequest {
+    /// Which one.
+    pub path: String,
+    /// With the directories inside, those made later included.
+    pub recursive: bool,
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchEvent {
+    /// What happened.
+    pub change: WatchChange,
+    /// Relative to what is watched; empty for that itself.
+    pub path: String,
+}
+
+/// What happened to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WatchChange {
+    /// It is new.
+    Created,
+    /// Its content changed.
+    Modified,
+    /// It was closed after writing.
+    Written,
+    /// Permissions, owner or times changed.
+    Attributes,
+    /// It went away by this name.
+    Removed,
+    /// It came here by a rename.
+    MovedIn,
+    /// It left by a rename.
+    MovedOut,
+    /// More happened than could be kept; look for yourself.
+    Overflow,
+    /// A change that a newer agent made up.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Connects to something inside: bytes from [`crate::channel::IN`] go there, what it says comes on
+/// [`crate::channel::OUT`]. [`crate::Event::Connected`] comes first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DialRequest {
+    /// `address:port`; a bare port is on the loopback.
+    Tcp(String),
+    /// The path of a Unix socket.
+    Unix(String),
+}

@@ -1,0 +1,220 @@
+//! The guest as a machine: clock, network, metrics, the way down.
+
+use serde::{Deserialize, Serialize};
+
+/// The agent answers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pong {
+    /// The agent's program version.
+    pub version: String,
+    /// How long the agent runs, milliseconds.
+    pub uptime_ms: u64,
+    /// The generation of the last identity request; empty before one.
+    pub generation: String,
+    /// The host name.
+    pub hostname: String,
+    /// The agent's process number.
+    pub pid: u32,
+    /// `guest`, `machine` or `process`.
+    pub role: String,
+    /// Free and total memory are in the metrics; this is the kernel's release.
+    pub kernel: String,
+}
+
+/// Reads the clocks, after setting the wall clock if asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClockRequest {
+    /// Set the wall clock to this, nanoseconds since the epoch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set_unix_ns: Option<i64>,
+}
+
+/// The clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockState {
+    /// The wall clock, nanoseconds since the epoch.
+    pub unix_ns: i64,
+    /// The monotonic clock, nanoseconds.
+    pub monotonic_ns: i64,
+    /// The monotonic clock with suspended time, nanoseconds.
+    #[serde(default)]
+    pub boottime_ns: i64,
+    /// How far the wall clock was off when it was set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_ns: Option<i64>,
+}
+
+/// Sets up an interface. What is missing stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NetworkRequest {
+    /// Which one; the first that is not the loopback when missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Hardware address, `xx:xx:xx:xx:xx:xx`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// IPv4 address and prefix length, `10.0.0.2/24`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Default route.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
+    /// IPv6 address and prefix length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address6: Option<String>,
+    /// IPv6 default route.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway6: Option<String>,
+    /// Largest packet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// Name servers for `/etc/resolv.conf`; an empty list leaves the file alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub dns: Vec<String>,
+}
+
+/// What the guest uses.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metrics {
+    /// Processors.
+    pub cpu: CpuMetrics,
+    /// Memory.
+    pub memory: MemoryMetrics,
+    /// Mounted disks.
+    pub disks: Vec<DiskMetrics>,
+    /// One, five and fifteen minutes.
+    pub load: [f64; 3],
+    /// Seconds since boot.
+    pub uptime_s: f64,
+    /// Processes in the guest.
+    pub processes: u32,
+    /// Resident memory of the agent, KiB.
+    pub agent_rss_kib: u64,
+    /// The wall clock of this reading, milliseconds since the epoch.
+    pub unix_ms: u64,
+}
+
+/// Processor time since boot, milliseconds over all processors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CpuMetrics {
+    /// How many there are.
+    pub count: u32,
+    /// Outside the kernel.
+    pub user_ms: u64,
+    /// In the kernel.
+    pub system_ms: u64,
+    /// Doing nothing.
+    pub idle_ms: u64,
+    /// Waiting for disks.
+    pub iowait_ms: u64,
+    /// Taken by the host.
+    pub steal_ms: u64,
+}
+
+/// Memory, KiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemoryMetrics {
+    /// All of it.
+    pub total_kib: u64,
+    /// Free.
+    pub free_kib: u64,
+    /// What programs could still get.
+    pub available_kib: u64,
+    /// File content kept in memory.
+    pub cached_kib: u64,
+    /// Swap, all of it.
+    pub swap_total_kib: u64,
+    /// Swap, free.
+    pub swap_free_kib: u64,
+}
+
+/// One mounted disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskMetrics {
+    /// Where it is mounted.
+    pub mount: String,
+    /// The kind of file system.
+    pub fs: String,
+    /// Size, bytes.
+    pub total_bytes: u64,
+    /// Used, bytes.
+    pub used_bytes: u64,
+    /// Left for programs, bytes.
+    pub available_bytes: u64,
+    /// Files it can hold; 0 where there is no limit.
+    pub inodes: u64,
+    /// Files it could still hold.
+    pub inodes_free: u64,
+}
+
+/// Prepares the guest for a freeze.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QuiesceRequest {
+    /// Write everything to disk.
+    pub sync: bool,
+    /// Give cached file content back.
+    pub drop_caches: bool,
+    /// Let interpreters collect garbage and give memory back.
+    pub collect: bool,
+    /// Bring free memory together, so that it can be reported to the host in large parts.
+    pub compact: bool,
+    /// Tell the disk which blocks are free.
+    pub trim: bool,
+}
+
+impl Default for QuiesceRequest {
+    fn default() -> Self {
+        Self {
+            sync: true,
+            drop_caches: false,
+            collect: true,
+            compact: false,
+            trim: false,
+        }
+    }
+}
+
+/// What the preparation did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QuiesceReport {
+    /// Memory free before, KiB.
+    pub free_before_kib: u64,
+    /// Memory free after, KiB.
+    pub free_after_kib: u64,
+    /// How long it took.
+    pub took_ms: u64,
+    /// Parts that failed; the others are done.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Ends the guest. The response comes before the last step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShutdownRequest {
+    /// How.
+    pub mode: ShutdownMode,
+    /// How long processes have between the polite signal and the other one; two seconds when missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grace_ms: Option<u64>,
+}
+
+/// How a guest ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShutdownMode {
+    /// Power off.
+    #[default]
+    Poweroff,
+    /// Start again.
+    Reboot,
+}

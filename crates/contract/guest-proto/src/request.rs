@@ -1,0 +1,181 @@
+//! What the host can ask for.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    AgentError, AttachRequest, ClockRequest, DialRequest, ErrorCode, EvalRequest, ExecRequest,
+    IdentityRequest, InterpName, InterpStart, ListRequest, MkdirRequest, NetworkRequest, ProcessId,
+    QuiesceRequest, ReadRequest, RemoveRequest, RenameRequest, SetAttrRequest, ShutdownRequest,
+    SignalRequest, StatRequest, WatchRequest, WriteRequest,
+};
+
+/// What the host can ask for. Each line names the type of a successful response.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", content = "args", rename_all = "snake_case")]
+pub enum Request {
+    /// [`crate::Pong`].
+    Ping,
+    /// [`crate::ExecResult`], or [`crate::Started`] in the background.
+    Exec(Box<ExecRequest>),
+    /// A list of [`crate::ProcessInfo`].
+    Processes,
+    /// [`crate::ExecResult`].
+    Attach(AttachRequest),
+    /// Nothing.
+    Signal(SignalRequest),
+    /// [`crate::ExecResult`].
+    Wait {
+        /// For which process.
+        process: ProcessId,
+    },
+    /// Forgets a process that has ended, or kills it and forgets it; nothing.
+    Forget {
+        /// Which process.
+        process: ProcessId,
+    },
+    /// Nothing.
+    Resize {
+        /// Of which process.
+        process: ProcessId,
+        /// Lines.
+        rows: u16,
+        /// Characters per line.
+        cols: u16,
+    },
+    /// [`crate::ReadResult`].
+    Read(ReadRequest),
+    /// [`crate::WriteResult`].
+    Write(WriteRequest),
+    /// [`crate::FileInfo`].
+    Stat(StatRequest),
+    /// [`crate::ListResult`].
+    List(ListRequest),
+    /// Nothing.
+    Mkdir(MkdirRequest),
+    /// Nothing.
+    Rename(RenameRequest),
+    /// Nothing.
+    Remove(RemoveRequest),
+    /// Nothing.
+    SetAttr(SetAttrRequest),
+    /// Nothing; ends only by cancelling.
+    Watch(WatchRequest),
+    /// Nothing; when both directions are closed.
+    Dial(DialRequest),
+    /// [`crate::InterpInfo`].
+    InterpStart(Box<InterpStart>),
+    /// A list of [`crate::InterpInfo`].
+    InterpList,
+    /// Nothing; the call under way ends with what the language makes of an interrupt.
+    InterpInterrupt(InterpName),
+    /// [`crate::InterpInfo`], after a new warm-up.
+    InterpRestart(InterpName),
+    /// Nothing.
+    InterpStop(InterpName),
+    /// [`crate::EvalResult`].
+    Eval(EvalRequest),
+    /// [`crate::ClockState`].
+    Clock(ClockRequest),
+    /// [`crate::IdentityReport`].
+    Identity(Box<IdentityRequest>),
+    /// [`crate::Metrics`].
+    Metrics,
+    /// [`crate::QuiesceReport`].
+    Quiesce(QuiesceRequest),
+    /// Nothing.
+    Network(NetworkRequest),
+    /// Nothing.
+    Shutdown(ShutdownRequest),
+}
+
+/// Reads the payload of a request frame. A request that this version does not know is told from one that
+/// is malformed.
+pub fn parse_request(payload: &[u8]) -> Result<Request, AgentError> {
+    #[derive(Deserialize)]
+    struct OpOnly {
+        op: String,
+    }
+    serde_json::from_slice(payload).map_err(|error| {
+        match serde_json::from_slice::<OpOnly>(payload) {
+            Ok(OpOnly { op }) if !is_known(&op) => AgentError::new(
+                ErrorCode::Unsupported,
+                format!("this agent does not know the request {op:?}"),
+            ),
+            _ => AgentError::new(
+                ErrorCode::BadRequest,
+                format!("cannot read the request: {error}"),
+            ),
+        }
+    })
+}
+
+fn is_known(op: &str) -> bool {
+    // An unknown tag is what serde complains about first, so a known one without its arguments is enough
+    // to tell the two apart.
+    match serde_json::from_value::<Request>(serde_json::json!({ "op": op, "args": {} })) {
+        Ok(_) => true,
+        Err(error) => !error.to_string().starts_with("unknown variant"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_request_of_the_future_is_unsupported_and_a_broken_one_is_bad() {
+        let unsupported = parse_request(br#"{"op":"teleport","args":{}}"#).unwrap_err();
+        assert_eq!(unsupported.code, ErrorCode::Unsupported);
+        let bad = parse_request(br#"{"op":"wait","args":{"process":"x"}}"#).unwrap_err();
+        assert_eq!(bad.code, ErrorCode::BadRequest);
+        assert_eq!(
+            parse_request(b"junk").unwrap_err().code,
+            ErrorCode::BadRequest
+        );
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored_and_missing_ones_have_defaults() {
+        let request =
+            parse_request(br#"{"op":"exec","args":{"argv":["true"],"colour":"red"}}"#).unwrap();
+        let Request::Exec(exec) = request else {
+            panic!("{request:?}")
+        };
+        assert_eq!(exec.argv, ["true"]);
+        assert!(!exec.background);
+        assert_eq!(parse_request(br#"{"op":"ping"}"#).unwrap(), Request::Ping);
+    }
+
+    #[test]
+    fn requests_survive_the_wire() {
+        let requests = [
+            Request::Ping,
+            Request::Exec(Box::new(ExecRequest {
+                shell: Some("ls".into()),
+                ..Default::default()
+            })),
+            Request::Write(WriteRequest {
+                path: "/a".into(),
+                ..Default::default()
+            }),
+            Request::Dial(DialRequest::Tcp("8888".into())),
+            Request::Resize {
+                process: 1,
+                rows: 2,
+                cols: 3,
+            },
+        ];
+        for request in requests {
+            let bytes = serde_json::to_vec(&request).unwrap();
+            assert_eq!(parse_request(&bytes).unwrap(), request);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse_request(&bytes);
+        }
+    }
+}

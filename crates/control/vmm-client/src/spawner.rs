@@ -1,0 +1,204 @@
+//! `forkd-spawn`.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use forkd_types::SandboxId;
+use forkd_vmm_proto::Shape;
+use forkd_vmm_proto::spawn::{
+    FromSpawn, HowEnded, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
+    SpawnRequest, SpawnStatus, Vm,
+};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+use crate::link::{Delivered, Incoming, Link, LinkError};
+
+/// Why `forkd-spawn` did not do what it was asked.
+#[derive(Debug, Error)]
+pub enum SpawnerError {
+    /// There is nobody at that address.
+    #[error("no forkd-spawn answers on {}", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It could not be asked.
+    #[error("forkd-spawn does not answer")]
+    Link(#[from] LinkError),
+    /// It said no.
+    #[error("forkd-spawn refused")]
+    Refused(#[source] SpawnError),
+    /// It said something that is no answer to this.
+    #[error("forkd-spawn gave an answer that does not fit: {reply:?}")]
+    Unexpected {
+        /// What it said.
+        reply: Box<SpawnReply>,
+    },
+}
+
+/// A VM and its control socket.
+#[derive(Debug)]
+pub struct Taken {
+    /// What `forkd-spawn` says of it.
+    pub vm: Vm,
+    /// The controller's end, for [`crate::Vmm::new`].
+    pub control: OwnedFd,
+}
+
+/// A VM has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Whose it was.
+    pub id: SandboxId,
+    /// Its process id.
+    pub pid: u32,
+    /// How.
+    pub how: HowEnded,
+}
+
+/// A connection to `forkd-spawn`.
+#[derive(Debug)]
+pub struct Spawner {
+    link: Link<FromSpawn>,
+}
+
+impl Incoming for FromSpawn {
+    fn answers(&self) -> Option<u64> {
+        match self {
+            Self::Response { seq, .. } => Some(*seq),
+            Self::Exited { .. } => None,
+        }
+    }
+}
+
+impl Spawner {
+    /// Connects and says hello. The ends of VMs go to the returned stream.
+    pub async fn connect(path: &Path) -> Result<(Self, Endings), SpawnerError> {
+        let failed = |source: io::Error| SpawnerError::Connect {
+            path: path.to_owned(),
+            source,
+        };
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(|error| failed(error.into()))?;
+        let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+        connect(&socket, &address).map_err(|error| failed(error.into()))?;
+        let (link, receiver) = Link::new(socket, 1).map_err(failed)?;
+        let spawner = Self { link };
+        match spawner
+            .ask(SpawnCommand::Hello {
+                version: SPAWN_VERSION,
+            })
+            .await?
+            .0
+        {
+            SpawnReply::Hello { .. } => Ok((spawner, Endings { receiver })),
+            reply => Err(unexpected(reply)),
+        }
+    }
+
+    /// Sets how many shells of a shape stand ready.
+    pub async fn set_pool(&self, shape: Shape, depth: u32) -> Result<(), SpawnerError> {
+        self.done(SpawnCommand::SetPool { shape, depth }).await
+    }
+
+    /// Takes one shell for each id. What dies on the way is missing from the answer.
+    pub async fn take(&self, shape: Shape, ids: &[SandboxId]) -> Result<Vec<Taken>, SpawnerError> {
+        let mut all = Vec::with_capacity(ids.len());
+        for batch in ids.chunks(MAX_BATCH) {
+            let command = SpawnCommand::Take {
+                shape,
+                ids: batch.to_vec(),
+            };
+            match self.ask(command).await? {
+                (SpawnReply::Taken(vms), sockets) => all.extend(pair(vms, sockets)),
+                (reply, _) => return Err(unexpected(reply)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Asks for the control sockets of every VM that lives.
+    pub async fn adopt(&self) -> Result<Vec<Taken>, SpawnerError> {
+        let mut all: Vec<Taken> = Vec::new();
+        loop {
+            let after = all.last().map(|taken| taken.vm.id.clone());
+            match self.ask(SpawnCommand::Adopt { after }).await? {
+                (SpawnReply::Adopted { vms, more }, sockets) => {
+                    let got = !vms.is_empty();
+                    all.extend(pair(vms, sockets));
+                    if !(more && got) {
+                        return Ok(all);
+                    }
+                }
+                (reply, _) => return Err(unexpected(reply)),
+            }
+        }
+    }
+
+    /// Ends a VM's process.
+    pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
+        self.done(SpawnCommand::Kill { id: id.clone() }).await
+    }
+
+    /// How the pools stand.
+    pub async fn status(&self) -> Result<SpawnStatus, SpawnerError> {
+        match self.ask(SpawnCommand::Status).await?.0 {
+            SpawnReply::Status(status) => Ok(status),
+            reply => Err(unexpected(reply)),
+        }
+    }
+
+    async fn done(&self, command: SpawnCommand) -> Result<(), SpawnerError> {
+        match self.ask(command).await?.0 {
+            SpawnReply::Done => Ok(()),
+            reply => Err(unexpected(reply)),
+        }
+    }
+
+    async fn ask(&self, command: SpawnCommand) -> Result<(SpawnReply, Vec<OwnedFd>), SpawnerError> {
+        let (answer, fds) = self
+            .link
+            .ask(|seq| SpawnRequest { seq, command }, &[])
+            .await?;
+        match answer {
+            FromSpawn::Response { result, .. } => Ok((result.map_err(SpawnerError::Refused)?, fds)),
+            FromSpawn::Exited { .. } => Err(LinkError::Closed.into()),
+        }
+    }
+}
+
+/// The ends of VMs, as they come.
+#[derive(Debug)]
+pub struct Endings {
+    receiver: mpsc::UnboundedReceiver<Delivered<FromSpawn>>,
+}
+
+impl Endings {
+    /// The next VM that ends; `None` once `forkd-spawn` is gone.
+    pub async fn next(&mut self) -> Option<Ended> {
+        loop {
+            if let (FromSpawn::Exited { id, pid, how }, _) = self.receiver.recv().await? {
+                return Some(Ended { id, pid, how });
+            }
+        }
+    }
+}
+
+fn pair(vms: Vec<Vm>, sockets: Vec<OwnedFd>) -> impl Iterator<Item = Taken> {
+    vms.into_iter()
+        .zip(sockets)
+        .map(|(vm, control)| Taken { vm, control })
+}
+
+fn unexpected(reply: SpawnReply) -> SpawnerError {
+    SpawnerError::Unexpected {
+        reply: Box::new(reply),
+    }
+}

@@ -1,0 +1,104 @@
+//! One VMM process.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use forkd_vmm_proto::{Command, Event, FromVmm, Reply, Request, VmmError};
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+use crate::link::{Delivered, Incoming, Link, LinkError};
+
+/// Why a VMM did not do what it was asked.
+#[derive(Debug, Error)]
+pub enum VmmCallError {
+    /// It could not be asked.
+    #[error("the VMM does not answer")]
+    Link(#[from] LinkError),
+    /// It said no.
+    #[error("the VMM refused")]
+    Refused(#[source] VmmError),
+    /// It said something that is no answer to this.
+    #[error("the VMM gave an answer that does not fit: {reply:?}")]
+    Unexpected {
+        /// What it said.
+        reply: Box<Reply>,
+    },
+}
+
+/// Something a VMM said unasked, and the descriptor that came with it.
+#[derive(Debug)]
+pub struct VmmEvent {
+    /// What happened.
+    pub event: Event,
+    /// The stream of [`Event::VsockConnect`].
+    pub fd: Option<OwnedFd>,
+}
+
+/// The controller's end of a VMM's control socket.
+#[derive(Debug)]
+pub struct Vmm {
+    link: Link<FromVmm>,
+}
+
+impl Incoming for FromVmm {
+    fn answers(&self) -> Option<u64> {
+        match self {
+            Self::Response(response) => Some(response.seq),
+            Self::Event(_) => None,
+        }
+    }
+}
+
+impl Vmm {
+    /// Takes over a control socket. Events go to the returned stream, which ends with the VMM.
+    ///
+    /// `epoch` keeps the numbers of successive owners of one socket apart: a controller that adopts a VMM
+    /// gives another value than the one before it did.
+    pub fn new(control: OwnedFd, epoch: u32) -> std::io::Result<(Self, VmmEvents)> {
+        let (link, receiver) = Link::new(control, (u64::from(epoch) << 32) + 16)?;
+        Ok((Self { link }, VmmEvents { receiver }))
+    }
+
+    /// Asks for something, with the descriptors the command names.
+    pub async fn call(
+        &self,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Reply, VmmCallError> {
+        let (answer, _) = self.link.ask(|seq| Request { seq, command }, fds).await?;
+        match answer {
+            FromVmm::Response(response) => response.result.map_err(VmmCallError::Refused),
+            FromVmm::Event(_) => Err(LinkError::Closed.into()),
+        }
+    }
+
+    /// Asks for something whose answer is plain "done".
+    pub async fn run(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<(), VmmCallError> {
+        match self.call(command, fds).await? {
+            Reply::Done => Ok(()),
+            reply => Err(VmmCallError::Unexpected {
+                reply: Box::new(reply),
+            }),
+        }
+    }
+}
+
+/// What a VMM says unasked.
+#[derive(Debug)]
+pub struct VmmEvents {
+    receiver: mpsc::UnboundedReceiver<Delivered<FromVmm>>,
+}
+
+impl VmmEvents {
+    /// The next event; `None` once the VMM is gone.
+    pub async fn next(&mut self) -> Option<VmmEvent> {
+        loop {
+            if let (FromVmm::Event(event), fds) = self.receiver.recv().await? {
+                return Some(VmmEvent {
+                    event,
+                    fd: fds.into_iter().next(),
+                });
+            }
+        }
+    }
+}

@@ -2,21 +2,21 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use forkd_vmm_proto::{MAX_FDS, MAX_MESSAGE};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
 
 /// One end of a connected socket.
 #[derive(Debug)]
 pub struct Socket {
-    inner: AsyncFd<OwnedFd>,
+    /// Named a stream, used by packet: tokio only watches when it is ready.
+    inner: UnixStream,
 }
 
 /// A packet and the descriptors that came with it.
@@ -29,10 +29,10 @@ pub struct Packet {
 impl Socket {
     /// Takes over a connected socket.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let flags = fcntl_getfl(&fd)?;
-        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        let socket = std::os::unix::net::UnixStream::from(fd);
+        socket.set_nonblocking(true)?;
         Ok(Self {
-            inner: AsyncFd::register(fd)?,
+            inner: UnixStream::from_std(socket)?,
         })
     }
 
@@ -45,14 +45,14 @@ impl Socket {
             ));
         }
         self.inner
-            .async_io(Interest::WRITABLE, |fd| {
+            .async_io(Interest::WRITABLE, || {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
                 let mut control = SendAncillaryBuffer::new(&mut space);
                 if !fds.is_empty() {
                     control.push(SendAncillaryMessage::ScmRights(fds));
                 }
                 sendmsg(
-                    fd,
+                    &self.inner,
                     &[IoSlice::new(bytes)],
                     &mut control,
                     SendFlags::NOSIGNAL,
@@ -64,11 +64,13 @@ impl Socket {
 
     /// Receives one packet; `None` once the other end is closed.
     pub async fn recv(&self) -> io::Result<Option<Packet>> {
-        self.inner.async_io(Interest::READABLE, receive).await
+        self.inner
+            .async_io(Interest::READABLE, || receive(self.inner.as_fd()))
+            .await
     }
 }
 
-fn receive(fd: &OwnedFd) -> io::Result<Option<Packet>> {
+fn receive(fd: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     let mut bytes = vec![0; MAX_MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,0 +1,54 @@
+//! Checkpoints, roll back and forks of a running sandbox *(extension)*.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Body of `POST /v1/sandboxes/{id}/checkpoints`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CheckpointRequest {
+    /// A name; one is made up if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// A point a sandbox can go back to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CheckpointInfo {
+    /// Its name.
+    pub name: String,
+    /// When it was made, in seconds since 1970.
+    pub created_at_unix: u64,
+    /// How long the sandbox stood still, in microseconds.
+    pub pause_us: u64,
+    /// Bytes it takes.
+    pub bytes: u64,
+}
+
+/// Body of `POST /v1/sandboxes/{id}/rollback`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RollbackRequest {
+    /// Where to go back to; the newest checkpoint if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+/// Body of `POST /v1/sandboxes/{id}/fork`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ForkRequest {
+    /// How many children, 1 to 1000.
+    #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 1000, default = 1)]
+    pub n: u32,
+    /// Seconds after which the children are deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_secs: Option<u64>,
+    /// Labels of the children.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+fn one() -> u32 {
+    1
+}

@@ -1,0 +1,205 @@
+//! How every failed request is answered.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong, for people.
+    pub error: String,
+    /// What went wrong, for programs.
+    pub code: ErrorCode,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// The request this belongs to, as in the log and the `x-request-id` header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+}
+
+/// What went wrong, for programs. A code is never renamed and never changes its meaning.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The body, a query parameter or a field is wrong.
+    InvalidRequest,
+    /// A name (tag, workspace, sandbox id) is not well formed.
+    InvalidName,
+    /// The body is not of a type that the route takes.
+    UnsupportedMediaType,
+    /// The body is larger than the route takes.
+    TooLarge,
+    /// There is no such route.
+    NoSuchRoute,
+    /// The route exists, but not with this method.
+    MethodNotAllowed,
+    /// No token was sent.
+    MissingToken,
+    /// The token is not known.
+    InvalidToken,
+    /// The token does not allow this.
+    Forbidden,
+    /// No sandbox of that id lives.
+    SandboxNotFound,
+    /// There is no snapshot of that tag.
+    SnapshotNotFound,
+    /// There is no workspace of that name.
+    WorkspaceNotFound,
+    /// There is no image of that name.
+    ImageNotFound,
+    /// There is no checkpoint of that name.
+    CheckpointNotFound,
+    /// There is no process of that number in the sandbox.
+    ProcessNotFound,
+    /// There is no such file, on the host or in the guest.
+    FileNotFound,
+    /// The name is taken.
+    AlreadyExists,
+    /// The snapshot is still being written.
+    SnapshotNotReady,
+    /// The snapshot is damaged, or parts of it are missing.
+    SnapshotBroken,
+    /// This host cannot run the snapshot.
+    SnapshotIncompatible,
+    /// Other snapshots build on this one.
+    HasDependents,
+    /// The object is in a state that does not allow this.
+    WrongState,
+    /// The same idempotency key came with another request.
+    IdempotencyMismatch,
+    /// A limit of this daemon is reached; the message says which.
+    LimitReached,
+    /// Too many requests.
+    RateLimited,
+    /// The queue of the object is full; try again.
+    Busy,
+    /// The daemon is about to stop.
+    ShuttingDown,
+    /// The agent in the guest does not answer.
+    AgentUnreachable,
+    /// The agent in the guest refused or failed.
+    AgentFailed,
+    /// Something took longer than it may.
+    Timeout,
+    /// The VM ended.
+    SandboxGone,
+    /// The VM could not be started.
+    LaunchFailed,
+    /// The disk is full.
+    NoSpace,
+    /// Not possible with this configuration or build.
+    Unsupported,
+    /// The daemon itself failed; the log has more.
+    Internal,
+}
+
+impl ErrorCode {
+    /// Every code, in the order of the documentation.
+    pub const ALL: &[Self] = &[
+        Self::InvalidRequest,
+        Self::InvalidName,
+        Self::UnsupportedMediaType,
+        Self::TooLarge,
+        Self::NoSuchRoute,
+        Self::MethodNotAllowed,
+        Self::MissingToken,
+        Self::InvalidToken,
+        Self::Forbidden,
+        Self::SandboxNotFound,
+        Self::SnapshotNotFound,
+        Self::WorkspaceNotFound,
+        Self::ImageNotFound,
+        Self::CheckpointNotFound,
+        Self::ProcessNotFound,
+        Self::FileNotFound,
+        Self::AlreadyExists,
+        Self::SnapshotNotReady,
+        Self::SnapshotBroken,
+        Self::SnapshotIncompatible,
+        Self::HasDependents,
+        Self::WrongState,
+        Self::IdempotencyMismatch,
+        Self::LimitReached,
+        Self::RateLimited,
+        Self::Busy,
+        Self::ShuttingDown,
+        Self::AgentUnreachable,
+        Self::AgentFailed,
+        Self::Timeout,
+        Self::SandboxGone,
+        Self::LaunchFailed,
+        Self::NoSpace,
+        Self::Unsupported,
+        Self::Internal,
+    ];
+
+    /// The code as it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid_request",
+            Self::InvalidName => "invalid_name",
+            Self::UnsupportedMediaType => "unsupported_media_type",
+            Self::TooLarge => "too_large",
+            Self::NoSuchRoute => "no_such_route",
+            Self::MethodNotAllowed => "method_not_allowed",
+            Self::MissingToken => "missing_token",
+            Self::InvalidToken => "invalid_token",
+            Self::Forbidden => "forbidden",
+            Self::SandboxNotFound => "sandbox_not_found",
+            Self::SnapshotNotFound => "snapshot_not_found",
+            Self::WorkspaceNotFound => "workspace_not_found",
+            Self::ImageNotFound => "image_not_found",
+            Self::CheckpointNotFound => "checkpoint_not_found",
+            Self::ProcessNotFound => "process_not_found",
+            Self::FileNotFound => "file_not_found",
+            Self::AlreadyExists => "already_exists",
+            Self::SnapshotNotReady => "snapshot_not_ready",
+            Self::SnapshotBroken => "snapshot_broken",
+            Self::SnapshotIncompatible => "snapshot_incompatible",
+            Self::HasDependents => "has_dependents",
+            Self::WrongState => "wrong_state",
+            Self::IdempotencyMismatch => "idempotency_mismatch",
+            Self::LimitReached => "limit_reached",
+            Self::RateLimited => "rate_limited",
+            Self::Busy => "busy",
+            Self::ShuttingDown => "shutting_down",
+            Self::AgentUnreachable => "agent_unreachable",
+            Self::AgentFailed => "agent_failed",
+            Self::Timeout => "timeout",
+            Self::SandboxGone => "sandbox_gone",
+            Self::LaunchFailed => "launch_failed",
+            Self::NoSpace => "no_space",
+            Self::Unsupported => "unsupported",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_written_code_is_the_serialised_one() {
+        for code in ErrorCode::ALL {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
+        }
+    }
+
+    #[test]
+    fn a_body_without_extras_is_two_fields() {
+        let body = ErrorBody {
+            error: "no".into(),
+            code: ErrorCode::Busy,
+            hint: None,
+            request_id: None,
+        };
+        assert_eq!(
+            serde_json::to_string(&body).unwrap(),
+            r#"{"error":"no","code":"busy"}"#
+        );
+    }
+}

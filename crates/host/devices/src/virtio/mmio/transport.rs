@@ -1,0 +1,627 @@
+//! A virtio slot: registers, doorbells, an interrupt, and the device that is put in.
+
+use std::any::Any;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forkd_vmm_proto::DeviceSlot;
+use thiserror::Error;
+
+use super::registers::{self as reg, status};
+use crate::bus::BusDevice;
+use crate::log::LogLimit;
+use crate::metrics::{Counters, counters};
+use crate::virtio::{
+    Activation, DeviceError, FIRST_DEVICE_TOKEN, Interrupt, QueueSnapshot, RestoreError, SlotState,
+    SlotStateV1, VirtioDevice, feature,
+};
+use crate::{DeviceEvents, EventFd, EventTarget, GuestMemory, Ready, Registrar};
+
+/// The size of a slot's register window.
+pub const MMIO_WINDOW: u64 = 0x1000;
+
+/// How many queues, and so doorbells, a slot has.
+pub const fn queue_count(slot: DeviceSlot) -> usize {
+    match slot {
+        DeviceSlot::Rng | DeviceSlot::Disk(_) => 1,
+        DeviceSlot::Net => 2,
+        DeviceSlot::Vsock => 3,
+        DeviceSlot::Balloon => 5,
+        DeviceSlot::Console => 0,
+    }
+}
+
+counters! {
+    /// What happens to a slot.
+    pub struct SlotMetrics {
+        /// Times a driver became ready.
+        activations,
+        /// Times a driver reset the device.
+        resets,
+        /// Times the device met input it could not work with.
+        failures,
+        /// Register accesses that make no sense.
+        bad_accesses,
+    }
+}
+
+/// Why a device cannot be put into a slot.
+#[derive(Debug, Error)]
+pub enum SlotError {
+    /// There is one already.
+    #[error("the slot {slot:?} is taken")]
+    Taken {
+        /// Which slot.
+        slot: DeviceSlot,
+    },
+    /// The device has more queues than the slot has doorbells.
+    #[error("a device with {wanted} queues does not fit the slot {slot:?}")]
+    Queues {
+        /// Which slot.
+        slot: DeviceSlot,
+        /// Queues of the device.
+        wanted: usize,
+    },
+    /// The saved state is refused.
+    #[error("the state of the slot {slot:?} is refused")]
+    State {
+        /// Which slot.
+        slot: DeviceSlot,
+        /// Why.
+        #[source]
+        source: RestoreError,
+    },
+}
+
+struct Inner {
+    device: Option<Box<dyn VirtioDevice>>,
+    memory: Option<GuestMemory>,
+    status: u32,
+    device_features_sel: u32,
+    driver_features_sel: u32,
+    driver_features: u64,
+    queue_sel: u32,
+    queues: Vec<QueueSnapshot>,
+    log: LogLimit,
+}
+
+/// A virtio slot. It exists, with its doorbells, before there is a device in it; an empty one shows the
+/// guest device id 0.
+pub struct MmioTransport {
+    slot: DeviceSlot,
+    interrupt: Arc<Interrupt>,
+    doorbells: Arc<[EventFd]>,
+    registrar: Registrar,
+    events: Arc<dyn DeviceEvents>,
+    metrics: SlotMetrics,
+    inner: Mutex<Inner>,
+}
+
+impl MmioTransport {
+    /// An empty slot whose doorbells are registered with the loop.
+    pub fn new(
+        slot: DeviceSlot,
+        registrar: Registrar,
+        events: Arc<dyn DeviceEvents>,
+    ) -> io::Result<Arc<Self>> {
+        let doorbells = (0..queue_count(slot))
+            .map(|_| EventFd::new())
+            .collect::<io::Result<Vec<_>>>()?;
+        for (token, doorbell) in (0..).zip(&doorbells) {
+            registrar.add(doorbell, token, Ready::IN)?;
+        }
+        Ok(Arc::new(Self {
+            slot,
+            interrupt: Arc::new(Interrupt::new(EventFd::new()?)),
+            doorbells: doorbells.into(),
+            registrar,
+            events,
+            metrics: SlotMetrics::default(),
+            inner: Mutex::new(Inner::empty()),
+        }))
+    }
+
+    /// Which slot this is.
+    pub fn slot(&self) -> DeviceSlot {
+        self.slot
+    }
+
+    /// The doorbells, to be rung by KVM when the guest writes the queue number to
+    /// [`MmioTransport::NOTIFY_OFFSET`].
+    pub fn doorbells(&self) -> &[EventFd] {
+        &self.doorbells
+    }
+
+    /// The interrupt line.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    /// Where in the window the guest writes the number of a queue.
+    pub const NOTIFY_OFFSET: u64 = reg::QUEUE_NOTIFY;
+
+    /// Puts a device in, as after power-on.
+    pub fn insert(
+        &self,
+        device: Box<dyn VirtioDevice>,
+        memory: GuestMemory,
+    ) -> Result<(), SlotError> {
+        let mut inner = self.lock();
+        self.check_fit(&inner, device.as_ref())?;
+        inner.put(device, memory);
+        Ok(())
+    }
+
+    /// Puts a device in and makes it go on from saved state. The state is not trusted; if it is refused
+    /// the slot stays empty.
+    pub fn restore(
+        &self,
+        device: Box<dyn VirtioDevice>,
+        memory: GuestMemory,
+        state: SlotState,
+    ) -> Result<(), SlotError> {
+        let mut inner = self.lock();
+        self.check_fit(&inner, device.as_ref())?;
+        inner.put(device, memory);
+        let SlotState::V1(state) = state;
+        if let Err(source) = self.restore_inner(&mut inner, state) {
+            *inner = Inner::empty();
+            self.interrupt.reset();
+            return Err(SlotError::State {
+                slot: self.slot,
+                source,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes the device out, stopped. The slot is empty afterwards.
+    pub fn remove(&self) -> Option<Box<dyn VirtioDevice>> {
+        let mut inner = self.lock();
+        let mut device = std::mem::replace(&mut *inner, Inner::empty()).device?;
+        device.reset();
+        self.interrupt.reset();
+        Some(device)
+    }
+
+    /// The slot's state; none if it is empty. To be called with the loop paused and the vCPUs stopped.
+    pub fn save(&self) -> Option<SlotState> {
+        let inner = self.lock();
+        let device = inner.device.as_deref()?;
+        let queues = match device.activation() {
+            Some(active) => active.queues.iter().map(QueueSnapshot::from).collect(),
+            None => inner.queues.clone(),
+        };
+        Some(SlotState::V1(SlotStateV1 {
+            device_type: device.device_type(),
+            status: inner.status,
+            device_features_sel: inner.device_features_sel,
+            driver_features_sel: inner.driver_features_sel,
+            driver_features: inner.driver_features,
+            queue_sel: inner.queue_sel,
+            interrupt_status: self.interrupt.status(),
+            config_generation: self.interrupt.generation(),
+            queues,
+            device: device.save(),
+        }))
+    }
+
+    /// Works on the device in the slot, if there is one of type `T`.
+    pub fn with<T: VirtioDevice, R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let mut inner = self.lock();
+        let device: &mut dyn Any = inner.device.as_deref_mut()?;
+        device.downcast_mut::<T>().map(work)
+    }
+
+    /// Adds the slot's counters under `name`.
+    pub fn counters(&self, name: &str, out: &mut Vec<(String, u64)>) {
+        let device = self.lock().device.as_ref().map(|d| d.counters());
+        let mut push =
+            |counter: &'static str, value| out.push((format!("{name}.{counter}"), value));
+        self.metrics.visit(&mut push);
+        if let Some(device) = device {
+            device.visit(&mut push);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_fit(&self, inner: &Inner, device: &dyn VirtioDevice) -> Result<(), SlotError> {
+        if inner.device.is_some() {
+            return Err(SlotError::Taken { slot: self.slot });
+        }
+        let wanted = device.queue_sizes().len();
+        if wanted > self.doorbells.len() {
+            return Err(SlotError::Queues {
+                slot: self.slot,
+                wanted,
+            });
+        }
+        Ok(())
+    }
+
+    fn restore_inner(&self, inner: &mut Inner, state: SlotStateV1) -> Result<(), RestoreError> {
+        let Some(device) = inner.device.as_deref_mut() else {
+            return Ok(());
+        };
+        if state.device_type != device.device_type() {
+            return Err(RestoreError::WrongDevice {
+                found: state.device_type,
+                wanted: device.device_type(),
+            });
+        }
+        let wanted = device.queue_sizes().len();
+        if state.queues.len() != wanted {
+            return Err(RestoreError::QueueCount {
+                found: state.queues.len(),
+                wanted,
+            });
+        }
+        check_status(state.status)?;
+        let offered = device.features();
+        if state.status & status::FEATURES_OK != 0 && state.driver_features & !offered != 0 {
+            return Err(RestoreError::Features {
+                found: state.driver_features,
+                offered,
+            });
+        }
+        device.restore(state.device)?;
+        inner.status = state.status;
+        inner.device_features_sel = state.device_features_sel;
+        inner.driver_features_sel = state.driver_features_sel;
+        inner.driver_features = state.driver_features;
+        inner.queue_sel = state.queue_sel;
+        inner.queues = state.queues;
+        let stopped = status::NEEDS_RESET | status::FAILED;
+        if inner.status & status::DRIVER_OK != 0 && inner.status & stopped == 0 {
+            self.activate(inner)?;
+        }
+        self.interrupt
+            .restore(state.interrupt_status, state.config_generation);
+        // Doorbells that rang in the saved machine rang in another process.
+        for doorbell in self.doorbells.iter() {
+            let _ = doorbell.signal();
+        }
+        Ok(())
+    }
+
+    fn activate(&self, inner: &mut Inner) -> Result<(), RestoreError> {
+        let (Some(device), Some(memory)) = (inner.device.as_deref_mut(), &inner.memory) else {
+            return Ok(());
+        };
+        let event_idx = inner.driver_features & feature::EVENT_IDX != 0;
+        let queues = inner
+            .queues
+            .iter()
+            .zip(device.queue_sizes())
+            .map(|(queue, &max)| queue.build(max, event_idx, memory))
+            .collect::<Result<Vec<_>, _>>()?;
+        let activation = Activation {
+            memory: memory.clone(),
+            queues,
+            interrupt: Arc::clone(&self.interrupt),
+            features: inner.driver_features,
+            events: self.registrar.clone(),
+            doorbells: Arc::clone(&self.doorbells),
+        };
+        device.activate(activation).map_err(RestoreError::Activate)
+    }
+
+    /// The device stands still, and says so, until the driver resets it.
+    fn fail(&self, inner: &mut Inner, error: &(dyn std::error::Error + 'static)) {
+        self.metrics.failures.inc();
+        if let Some(device) = inner.device.as_deref_mut() {
+            device.reset();
+        }
+        inner.status |= status::NEEDS_RESET;
+        if inner.status & status::DRIVER_OK != 0 {
+            self.interrupt.config_change();
+        }
+        if let Some(swallowed) = inner.log.pass() {
+            let mut reason = error.to_string();
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                reason.push_str(": ");
+                reason.push_str(&error.to_string());
+                cause = error.source();
+            }
+            tracing::warn!(slot = ?self.slot, reason, swallowed, "a virtio device stands still");
+            self.events.device_failed(self.slot, &reason);
+        }
+    }
+
+    fn write_status(&self, inner: &mut Inner, value: u32) {
+        if value == 0 {
+            self.metrics.resets.inc();
+            inner.reset();
+            self.interrupt.reset();
+            return;
+        }
+        // Bits are only ever added; a driver that takes one back has lost its way.
+        if value & !status::DRIVER_BITS & !status::NEEDS_RESET != 0
+            || inner.status & !status::NEEDS_RESET & !value != 0
+        {
+            self.metrics.bad_accesses.inc();
+            return;
+        }
+        let added = value & status::DRIVER_BITS & !inner.status;
+        if added & status::FAILED != 0 {
+            if let Some(device) = inner.device.as_deref_mut() {
+                device.reset();
+            }
+            inner.status |= status::FAILED;
+            return;
+        }
+        inner.status |= added & (status::ACKNOWLEDGE | status::DRIVER);
+        if added & status::FEATURES_OK != 0 && inner.features_fit() {
+            inner.status |= status::FEATURES_OK;
+        }
+        if added & status::DRIVER_OK != 0 {
+            self.driver_ok(inner);
+        }
+    }
+
+    fn driver_ok(&self, inner: &mut Inner) {
+        let ready = status::NEGOTIATED;
+        if inner.status & (ready | status::NEEDS_RESET | status::FAILED) != ready {
+            self.metrics.bad_accesses.inc();
+            return;
+        }
+        inner.status |= status::DRIVER_OK;
+        match self.activate(inner) {
+            Ok(()) => self.metrics.activations.inc(),
+            Err(RestoreError::Activate(error)) => self.fail(inner, &error),
+            Err(error) => self.fail(inner, &error),
+        }
+    }
+
+    fn write_queue(&self, inner: &mut Inner, offset: u64, value: u32) {
+        if inner.status & status::DRIVER_OK != 0 {
+            // A queue that moves under a running device.
+            if inner.status & status::NEEDS_RESET == 0 {
+                let error = DeviceError::Protocol("a queue was set up anew while in use");
+                self.fail(inner, &error);
+            }
+            return;
+        }
+        let negotiated = inner.status & status::NEGOTIATED == status::NEGOTIATED;
+        let Some(queue) = inner.selected().filter(|_| negotiated) else {
+            self.metrics.bad_accesses.inc();
+            return;
+        };
+        match offset {
+            reg::QUEUE_READY => queue.ready = value & 1 != 0,
+            // Setting up ends with "ready".
+            _ if queue.ready => self.metrics.bad_accesses.inc(),
+            // A size that does not fit in a queue is refused when the driver says it is ready.
+            reg::QUEUE_NUM => queue.size = u16::try_from(value).unwrap_or(0),
+            reg::QUEUE_DESC_LOW => set_low(&mut queue.desc_table, value),
+            reg::QUEUE_DESC_HIGH => set_high(&mut queue.desc_table, value),
+            reg::QUEUE_DRIVER_LOW => set_low(&mut queue.avail_ring, value),
+            reg::QUEUE_DRIVER_HIGH => set_high(&mut queue.avail_ring, value),
+            reg::QUEUE_DEVICE_LOW => set_low(&mut queue.used_ring, value),
+            _ => set_high(&mut queue.used_ring, value),
+        }
+    }
+
+    fn read_register(&self, offset: u64) -> u32 {
+        // These are read on every interrupt and must not wait for a request in progress.
+        match offset {
+            reg::MAGIC_VALUE => return reg::MAGIC,
+            reg::VERSION => return 2,
+            reg::VENDOR_ID => return reg::VENDOR,
+            reg::INTERRUPT_STATUS => return self.interrupt.status(),
+            reg::CONFIG_GENERATION => return self.interrupt.generation(),
+            reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => return u32::MAX,
+            _ => {}
+        }
+        let inner = self.lock();
+        let Some(device) = inner.device.as_deref() else {
+            return 0;
+        };
+        match offset {
+            reg::DEVICE_ID => device.device_type(),
+            reg::DEVICE_FEATURES => half(device.features(), inner.device_features_sel),
+            reg::QUEUE_NUM_MAX => usize::try_from(inner.queue_sel)
+                .ok()
+                .and_then(|index| device.queue_sizes().get(index))
+                .map_or(0, |&max| u32::from(max)),
+            reg::QUEUE_READY => usize::try_from(inner.queue_sel)
+                .ok()
+                .and_then(|index| inner.queues.get(index))
+                .map_or(0, |queue| u32::from(queue.ready)),
+            reg::STATUS => inner.status,
+            _ => {
+                self.metrics.bad_accesses.inc();
+                0
+            }
+        }
+    }
+
+    fn write_register(&self, offset: u64, value: u32) {
+        match offset {
+            reg::INTERRUPT_ACK => return self.interrupt.acknowledge(value),
+            reg::QUEUE_NOTIFY => return self.ring(value),
+            _ => {}
+        }
+        let mut inner = self.lock();
+        if inner.device.is_none() {
+            self.metrics.bad_accesses.inc();
+            return;
+        }
+        match offset {
+            reg::DEVICE_FEATURES_SEL => inner.device_features_sel = value,
+            reg::DRIVER_FEATURES_SEL => inner.driver_features_sel = value,
+            reg::DRIVER_FEATURES => inner.write_features(value),
+            reg::QUEUE_SEL => inner.queue_sel = value,
+            reg::STATUS => self.write_status(&mut inner, value),
+            reg::QUEUE_NUM
+            | reg::QUEUE_READY
+            | reg::QUEUE_DESC_LOW
+            | reg::QUEUE_DESC_HIGH
+            | reg::QUEUE_DRIVER_LOW
+            | reg::QUEUE_DRIVER_HIGH
+            | reg::QUEUE_DEVICE_LOW
+            | reg::QUEUE_DEVICE_HIGH => self.write_queue(&mut inner, offset, value),
+            _ => self.metrics.bad_accesses.inc(),
+        }
+    }
+
+    fn ring(&self, queue: u32) {
+        match usize::try_from(queue)
+            .ok()
+            .and_then(|q| self.doorbells.get(q))
+        {
+            // An eventfd that is open can always be raised.
+            Some(doorbell) => drop(doorbell.signal()),
+            None => self.metrics.bad_accesses.inc(),
+        }
+    }
+}
+
+impl Inner {
+    fn empty() -> Self {
+        Self {
+            device: None,
+            memory: None,
+            status: 0,
+            device_features_sel: 0,
+            driver_features_sel: 0,
+            driver_features: 0,
+            queue_sel: 0,
+            queues: Vec::new(),
+            log: LogLimit::new(),
+        }
+    }
+
+    fn put(&mut self, device: Box<dyn VirtioDevice>, memory: GuestMemory) {
+        self.device = Some(device);
+        self.memory = Some(memory);
+        self.reset();
+    }
+
+    fn reset(&mut self) {
+        self.status = 0;
+        self.device_features_sel = 0;
+        self.driver_features_sel = 0;
+        self.driver_features = 0;
+        self.queue_sel = 0;
+        let Some(device) = self.device.as_deref_mut() else {
+            return;
+        };
+        device.reset();
+        self.queues = device
+            .queue_sizes()
+            .iter()
+            .map(|&size| QueueSnapshot::unused(size))
+            .collect();
+    }
+
+    fn selected(&mut self) -> Option<&mut QueueSnapshot> {
+        let index = usize::try_from(self.queue_sel).ok()?;
+        self.queues.get_mut(index)
+    }
+
+    fn write_features(&mut self, value: u32) {
+        // Negotiation is over once the device has agreed.
+        if self.status & status::FEATURES_OK != 0 {
+            return;
+        }
+        match self.driver_features_sel {
+            0 => set_low(&mut self.driver_features, value),
+            1 => set_high(&mut self.driver_features, value),
+            _ => {}
+        }
+    }
+
+    fn features_fit(&self) -> bool {
+        let offered = self.device.as_deref().map_or(0, VirtioDevice::features);
+        self.driver_features & !offered == 0 && self.driver_features & feature::VERSION_1 != 0
+    }
+}
+
+impl BusDevice for MmioTransport {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        if let Some(offset) = offset.checked_sub(reg::CONFIG) {
+            match self.lock().device.as_deref() {
+                Some(device) => device.read_config(offset, data),
+                None => data.fill(0),
+            }
+            return;
+        }
+        match <&mut [u8; 4]>::try_from(&mut *data) {
+            Ok(word) if offset.is_multiple_of(4) => *word = self.read_register(offset).to_le_bytes(),
+            _ => {
+                self.metrics.bad_accesses.inc();
+                data.fill(0);
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let Some(offset) = offset.checked_sub(reg::CONFIG) {
+            if let Some(device) = self.lock().device.as_deref_mut() {
+                device.write_config(offset, data);
+            }
+            return;
+        }
+        match <[u8; 4]>::try_from(data) {
+            Ok(word) if offset.is_multiple_of(4) => self.write_register(offset, u32::from_le_bytes(word)),
+            _ => self.metrics.bad_accesses.inc(),
+        }
+    }
+}
+
+impl EventTarget for MmioTransport {
+    fn on_event(&self, token: u32, ready: Ready) {
+        let queue = usize::try_from(token)
+            .ok()
+            .filter(|_| token < FIRST_DEVICE_TOKEN);
+        if let Some(doorbell) = queue.and_then(|queue| self.doorbells.get(queue)) {
+            doorbell.take();
+        }
+        let mut inner = self.lock();
+        let Some(device) = inner.device.as_deref_mut() else {
+            return;
+        };
+        if device.activation().is_none() {
+            return;
+        }
+        let result = match queue {
+            Some(queue) if queue >= device.queue_sizes().len() => Ok(()),
+            Some(queue) => device.on_queue(queue),
+            None => device.on_event(token, ready),
+        };
+        if let Err(error) = result {
+            self.fail(&mut inner, &error);
+        }
+    }
+}
+
+fn check_status(value: u32) -> Result<(), RestoreError> {
+    let known = value & !(status::DRIVER_BITS | status::NEEDS_RESET) == 0;
+    let ordered = value & status::DRIVER_OK == 0 || value & status::RUNNING == status::RUNNING;
+    if known && ordered {
+        Ok(())
+    } else {
+        Err(RestoreError::Status { status: value })
+    }
+}
+
+fn half(value: u64, selector: u32) -> u32 {
+    match selector {
+        0 => value as u32,
+        1 => (value >> 32) as u32,
+        _ => 0,
+    }
+}
+
+fn set_low(target: &mut u64, value: u32) {
+    *target = *target & !u64::from(u32::MAX) | u64::from(value);
+}
+
+fn set_high(target: &mut u64, value: u32) {
+    *target = *target & u64::from(u32::MAX) | u64::from(value) << 32;
+}

@@ -1,0 +1,86 @@
+//! Runs every gate, tells how each went, and fails if one did.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Context;
+
+use crate::finding::Finding;
+use crate::source::Tree;
+use crate::{budget, deps, docs, lint_tables, placement, words};
+
+/// A gate reads the tree and says what is wrong with it.
+pub type Gate = fn(&Tree) -> anyhow::Result<Vec<Finding>>;
+
+const GATES: [(&str, Gate); 5] = [
+    ("dependency table", deps::check),
+    ("budget", budget::check),
+    ("unsafe", check_unsafe),
+    ("words", words::check),
+    ("commands in documents", docs::check),
+];
+
+/// Commands that report for themselves.
+const TOOLS: [(&str, &[&str]); 2] = [
+    ("format", &["fmt", "--all", "--check"]),
+    (
+        "clippy",
+        &[
+            "clippy",
+            "-q",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    ),
+];
+
+/// Runs all of them; true when all passed.
+pub fn run_all(tree: &Tree) -> anyhow::Result<bool> {
+    let mut failed = Vec::new();
+    for (name, arguments) in TOOLS {
+        let begin = Instant::now();
+        let status = Command::new("cargo")
+            .args(arguments)
+            .current_dir(&tree.root)
+            .status()
+            .with_context(|| format!("cannot run cargo {}", arguments[0]))?;
+        report(name, status.success(), begin);
+        if !status.success() {
+            failed.push(name);
+        }
+    }
+    for (name, gate) in GATES {
+        let begin = Instant::now();
+        // A gate that cannot do its work has failed, and the others still run.
+        let findings =
+            gate(tree).unwrap_or_else(|error| vec![Finding::in_file(name, format!("{error:#}"))]);
+        for finding in &findings {
+            println!("  {finding}");
+        }
+        report(name, findings.is_empty(), begin);
+        if !findings.is_empty() {
+            failed.push(name);
+        }
+    }
+    if failed.is_empty() {
+        println!("all gates passed");
+    } else {
+        println!("failed: {}", failed.join(", "));
+    }
+    Ok(failed.is_empty())
+}
+
+/// Both halves of the rule about `unsafe`: where it stands, and what the manifests say.
+pub fn check_unsafe(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
+    let mut findings = placement::check(tree)?;
+    findings.extend(lint_tables::check(tree)?);
+    Ok(findings)
+}
+
+fn report(name: &str, passed: bool, begin: Instant) {
+    let verdict = if passed { "ok    " } else { "FAILED" };
+    println!("{verdict}  {name} ({:.1} s)", begin.elapsed().as_secs_f32());
+}

@@ -16,12 +16,14 @@
 
 mod command;
 mod event;
+mod page_map;
 pub mod spawn;
 mod spec;
 mod wire;
 
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
 pub use event::{Event, ExitCode, StopCause};
+pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
     BootSpec, ConsoleSpec, Counters, CpuModel, CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex,
     MAX_DISKS, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetBackend, NetSpec,

@@ -100,7 +100,7 @@ pub struct MemoryImage {
 pub enum PageIndex {
     /// One layer, as long as guest memory, page N at offset N pages; holes are zero pages.
     Identity,
-    /// An index file.
+    /// A [`crate::PageMap`] in a file.
     File(FdIndex),
 }
 
@@ -184,6 +184,10 @@ pub struct CutSpec {
     pub memory: FdIndex,
     /// Write only pages that differ from the image the VM was restored from.
     pub only_changed: bool,
+    /// Where the [`crate::PageMap`] of the cut is written: over the layers the VM was restored from,
+    /// in their order, and the new memory file as the last. Needed with `only_changed` unless the VM was
+    /// booted; without `only_changed` the memory file alone is the image and there is nothing to index.
+    pub index: Option<FdIndex>,
     /// New, empty top layers, one for each writable disk in slot order. With them the VM goes on while
     /// the old layers belong to the cut; without them it must stay paused or be stopped.
     pub new_layers: Vec<FdIndex>,

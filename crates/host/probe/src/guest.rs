@@ -1,4 +1,4 @@
-//! The throw-away VM: one vCPU in 64-bit kernel mode that counts in two loops.
+//! The throw-away VM: one vCPU in 64-bit kernel mode that counts down in a loop.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -10,18 +10,14 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-/// Iterations of the short loop, which measures the way out and in.
-pub const SHORT_LOOP: u32 = 1;
-/// Iterations of the long loop.
-pub const LONG_LOOP: u32 = 5_000;
-
 const MEMORY_SIZE: usize = 2 << 20;
 const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
 const PD: u64 = 0x3000;
 const CODE: u64 = 0x10_000;
-const SHORT_PORT: u8 = 0xe8;
-const LONG_PORT: u8 = 0xe9;
+/// Where the guest reads how far to count.
+const COUNT: u64 = 0x11_000;
+const DONE_PORT: u8 = 0xe9;
 
 const PRESENT_WRITABLE: u64 = 0b11;
 const LARGE_PAGE: u64 = 1 << 7;
@@ -29,7 +25,7 @@ const CR0_PE_MP_ET_NE_WP_AM_PG: u64 = 0x8005_0033;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME_LMA: u64 = 1 << 8 | 1 << 10;
 /// Bit 1 of the flags is always set.
-const RFLAGS_RESERVED: u64 = 1 << 1;
+pub(crate) const RFLAGS_RESERVED: u64 = 1 << 1;
 
 const KVM_API_VERSION: i32 = 12;
 const VMX_BIT: u32 = 1 << 5;
@@ -69,7 +65,7 @@ pub enum GuestError {
     },
 }
 
-fn ioctl(step: &'static str) -> impl Fn(kvm_ioctls::Error) -> GuestError {
+pub(crate) fn ioctl(step: &'static str) -> impl Fn(kvm_ioctls::Error) -> GuestError {
     move |error| GuestError::Ioctl {
         step,
         errno: error.errno(),
@@ -80,7 +76,7 @@ fn ioctl(step: &'static str) -> impl Fn(kvm_ioctls::Error) -> GuestError {
 pub struct Guest {
     vcpu: VcpuFd,
     _vm: VmFd,
-    _memory: GuestMemoryMmap,
+    memory: GuestMemoryMmap,
     nesting: bool,
 }
 
@@ -119,6 +115,7 @@ impl Guest {
         long_mode(&mut sregs);
         vcpu.set_sregs(&sregs).map_err(ioctl("enter 64-bit mode"))?;
         let regs = kvm_regs {
+            rbx: COUNT,
             rip: CODE,
             rflags: RFLAGS_RESERVED,
             ..Default::default()
@@ -127,7 +124,7 @@ impl Guest {
         Ok(Self {
             vcpu,
             _vm: vm,
-            _memory: memory,
+            memory,
             nesting: offers_nesting(&cpuid),
         })
     }
@@ -137,19 +134,13 @@ impl Guest {
         self.nesting
     }
 
-    /// Runs the short loop.
-    pub fn run_short(&mut self) -> Result<(), GuestError> {
-        self.run_to(SHORT_PORT)
-    }
-
-    /// Runs the long loop. Alternates with [`Guest::run_short`].
-    pub fn run_long(&mut self) -> Result<(), GuestError> {
-        self.run_to(LONG_PORT)
-    }
-
-    fn run_to(&mut self, port: u8) -> Result<(), GuestError> {
+    /// Lets the guest count down from `count`, at least 1, and returns when it is through.
+    pub fn count_down(&mut self, count: u32) -> Result<(), GuestError> {
+        self.memory
+            .write_obj(count, GuestAddress(COUNT))
+            .map_err(|_| GuestError::Memory)?;
         match self.vcpu.run() {
-            Ok(VcpuExit::IoOut(at, _)) if at == u16::from(port) => Ok(()),
+            Ok(VcpuExit::IoOut(port, _)) if port == u16::from(DONE_PORT) => Ok(()),
             Ok(exit) => Err(GuestError::Exit {
                 exit: format!("{exit:?}"),
             }),
@@ -170,29 +161,20 @@ fn offers_nesting(cpuid: &CpuId) -> bool {
     })
 }
 
-/// Identity-maps the first 2 MiB and places the program:
-/// `start: ecx=SHORT; count down; out; ecx=LONG; count down; out; jmp start`.
+/// `start: mov ecx, [rbx]; again: dec ecx; jnz again; out DONE_PORT, al; jmp start`
+const PROGRAM: [u8; 10] = [
+    0x8b, 0x0b, 0xff, 0xc9, 0x75, 0xfc, 0xe6, DONE_PORT, 0xeb, 0xf6,
+];
+
+/// Identity-maps the first 2 MiB and places the program.
 fn write_guest(memory: &GuestMemoryMmap) -> Result<(), vm_memory::GuestMemoryError> {
     memory.write_obj(PDPT | PRESENT_WRITABLE, GuestAddress(PML4))?;
     memory.write_obj(PD | PRESENT_WRITABLE, GuestAddress(PDPT))?;
     memory.write_obj(PRESENT_WRITABLE | LARGE_PAGE, GuestAddress(PD))?;
-    memory.write_slice(&program(), GuestAddress(CODE))
+    memory.write_slice(&PROGRAM, GuestAddress(CODE))
 }
 
-fn program() -> Vec<u8> {
-    let mut code = Vec::with_capacity(24);
-    for (count, port) in [(SHORT_LOOP, SHORT_PORT), (LONG_LOOP, LONG_PORT)] {
-        code.push(0xb9); // mov ecx, count
-        code.extend_from_slice(&count.to_le_bytes());
-        code.extend_from_slice(&[0xff, 0xc9]); // again: dec ecx
-        code.extend_from_slice(&[0x75, 0xfc]); // jnz again
-        code.extend_from_slice(&[0xe6, port]); // out port, al
-    }
-    code.extend_from_slice(&[0xeb, 0xe8]); // jmp start
-    code
-}
-
-fn long_mode(sregs: &mut kvm_sregs) {
+pub(crate) fn long_mode(sregs: &mut kvm_sregs) {
     let flat = kvm_segment {
         base: 0,
         limit: u32::MAX,
@@ -241,9 +223,8 @@ mod tests {
 
     #[test]
     fn the_program_jumps_back_to_its_start() {
-        let code = program();
-        let distance = i64::from(code[code.len() - 1] as i8);
-        assert_eq!(code.len() as i64 + distance, 0);
+        let distance = i64::from(PROGRAM[PROGRAM.len() - 1] as i8);
+        assert_eq!(PROGRAM.len() as i64 + distance, 0);
     }
 
     #[test]

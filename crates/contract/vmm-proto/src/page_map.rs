@@ -43,15 +43,14 @@ pub struct PageMap {
     extents: Vec<Extent>,
 }
 
-/// What became of a run of pages since the map was made.
+/// A run of pages that a new layer holds, at the same place as in guest memory. Those that became zero are
+/// holes of the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// The first page.
     pub first: u32,
     /// How many pages.
     pub count: u32,
-    /// They are zero now; otherwise they lie in the new layer at the same place.
-    pub zero: bool,
 }
 
 /// Why bytes are not a page map.
@@ -189,17 +188,15 @@ impl PageMap {
                     break;
                 }
             }
-            if !change.zero {
-                push_joined(
-                    &mut out,
-                    Extent {
-                        first: change.first,
-                        count: change.count,
-                        layer,
-                        layer_first: change.first,
-                    },
-                );
-            }
+            push_joined(
+                &mut out,
+                Extent {
+                    first: change.first,
+                    count: change.count,
+                    layer,
+                    layer_first: change.first,
+                },
+            );
         }
         out.extend(rest);
         out.extend(old);
@@ -325,20 +322,13 @@ mod tests {
     }
 
     fn changes(pages: u32) -> impl Strategy<Value = Vec<Change>> {
-        proptest::collection::vec(0u8..4, pages as usize).prop_map(|kinds| {
+        proptest::collection::vec(any::<bool>(), pages as usize).prop_map(|changed| {
             let mut out: Vec<Change> = Vec::new();
-            for (page, kind) in kinds.into_iter().enumerate() {
-                let (first, zero) = (page as u32, kind == 3);
-                if kind < 2 {
-                    continue;
-                }
+            for (page, _) in changed.iter().enumerate().filter(|(_, is)| **is) {
+                let first = page as u32;
                 match out.last_mut() {
-                    Some(c) if c.first + c.count == first && c.zero == zero => c.count += 1,
-                    _ => out.push(Change {
-                        first,
-                        count: 1,
-                        zero,
-                    }),
+                    Some(c) if c.first + c.count == first => c.count += 1,
+                    _ => out.push(Change { first, count: 1 }),
                 }
             }
             out
@@ -354,7 +344,7 @@ mod tests {
                 map = map.overlay(set).unwrap();
                 for c in set {
                     for page in c.first..c.first + c.count {
-                        model[page as usize] = (!c.zero).then_some((layer, page));
+                        model[page as usize] = Some((layer, page));
                     }
                 }
                 prop_assert_eq!(flat(&map), model.clone());

@@ -189,7 +189,10 @@ impl Pagemap {
                     (region.end - region.start) / PAGE,
                 );
             }
-            at = arg.walk_end.max(at + if found == 0 { end - at } else { 0 });
+            if arg.walk_end <= at {
+                break;
+            }
+            at = arg.walk_end;
         }
         Ok(())
     }

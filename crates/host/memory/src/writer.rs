@@ -1,0 +1,358 @@
+//! Writing frozen memory out.
+//!
+//! The work is done by a forked child, which has the memory as of the fork while the VM goes on. It makes
+//! system calls and nothing else; what it finds out goes back through a shared mapping.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use forkd_sys::{ChildWriter, ForkError, PageRange};
+use forkd_vmm_proto::Change;
+
+use crate::{GuestRam, PAGE_SIZE, WritePlan};
+
+const CHUNK_PAGES: u64 = 256;
+const OK: u8 = 0;
+const FAILED: u8 = 1;
+
+/// What the child tells.
+#[repr(C)]
+struct Shared {
+    written: AtomicU64,
+    zero: AtomicU64,
+    errno: AtomicI32,
+}
+
+/// A mapping that parent and child share.
+struct Board {
+    at: NonNull<u8>,
+}
+
+// SAFETY: the mapping is owned by this object, and everything in it is accessed atomically.
+unsafe impl Send for Board {}
+
+impl Board {
+    fn new() -> io::Result<Self> {
+        // SAFETY: a new mapping at an address the kernel chooses.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE_SIZE as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { at }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        // SAFETY: the mapping is page-aligned, longer than the structure, zero-filled (valid for
+        // atomics) and lives as long as this object.
+        unsafe { self.at.cast::<Shared>().as_ref() }
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` and nothing refers to it any more.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), PAGE_SIZE as usize) };
+    }
+}
+
+/// A write that goes on in the background.
+pub struct Written {
+    child: ChildWriter,
+    board: Board,
+    plan: WritePlan,
+}
+
+/// How a write ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriteReport {
+    /// Pages in the file.
+    pub written: u64,
+    /// Pages looked at that were zero and are holes.
+    pub zero: u64,
+    /// The runs of pages looked at: the file has them all, the zero ones as holes.
+    pub ranges: Vec<PageRange>,
+}
+
+impl WriteReport {
+    /// The runs as changes to the page map of the image that came before.
+    pub fn changes(&self) -> Vec<Change> {
+        self.ranges
+            .iter()
+            .map(|range| Change {
+                // Pages of at most 64 GiB.
+                first: range.first as u32,
+                count: range.count as u32,
+            })
+            .collect()
+    }
+}
+
+/// What came of the child.
+#[derive(Debug)]
+pub enum WriteOutcome {
+    /// All is written and synced.
+    Done(WriteReport),
+    /// A system call failed.
+    Failed(io::Error),
+}
+
+impl GuestRam {
+    /// Forks a child that writes the pages of `plan` to `file`, page N at offset N pages, and syncs it.
+    /// The file is made as long as RAM, and must be empty.
+    ///
+    /// Nobody may run in guest memory between the moment that is meant and the return of this function.
+    pub fn write_frozen(
+        &self,
+        plan: WritePlan,
+        file: BorrowedFd<'_>,
+    ) -> Result<Written, ForkError> {
+        rustix::fs::ftruncate(file, self.layout().bytes())
+            .map_err(|e| ForkError::Fork(e.into()))?;
+        let board = Board::new().map_err(ForkError::Fork)?;
+        let base = self.base();
+        let total = u64::from(self.layout().pages());
+        let child = ChildWriter::fork(|| {
+            let job = Job {
+                base,
+                file,
+                board: &board,
+            };
+            for range in &plan.ranges {
+                if range.end() > total {
+                    continue;
+                }
+                if let Err(errno) = job.write_range(*range) {
+                    board
+                        .shared()
+                        .errno
+                        .store(errno.raw_os_error(), Ordering::Relaxed);
+                    return FAILED;
+                }
+            }
+            match rustix::fs::fsync(file) {
+                // A pipe or memfd has nothing to sync.
+                Ok(()) | Err(rustix::io::Errno::INVAL) => OK,
+                Err(errno) => {
+                    board
+                        .shared()
+                        .errno
+                        .store(errno.raw_os_error(), Ordering::Relaxed);
+                    FAILED
+                }
+            }
+        })?;
+        Ok(Written { child, board, plan })
+    }
+}
+
+/// Readable once the child has ended.
+impl AsFd for Written {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.child.as_fd()
+    }
+}
+
+impl Written {
+    /// Waits for the end.
+    pub fn finish(self) -> Result<WriteOutcome, ForkError> {
+        let status = self.child.wait()?;
+        let shared = self.board.shared();
+        if status != OK {
+            let errno = shared.errno.load(Ordering::Relaxed);
+            return Ok(WriteOutcome::Failed(io::Error::from_raw_os_error(errno)));
+        }
+        Ok(WriteOutcome::Done(WriteReport {
+            written: shared.written.load(Ordering::Relaxed),
+            zero: shared.zero.load(Ordering::Relaxed),
+            ranges: self.plan.ranges,
+        }))
+    }
+}
+
+/// What the child does. No allocation and no lock from here on down.
+struct Job<'a> {
+    base: NonNull<u8>,
+    file: BorrowedFd<'a>,
+    board: &'a Board,
+}
+
+impl Job<'_> {
+    fn write_range(&self, range: PageRange) -> rustix::io::Result<()> {
+        let mut page = range.first;
+        while page < range.end() {
+            let mut zeroes = 0;
+            while page + zeroes < range.end() && is_zero(self.pages(page + zeroes, 1)) {
+                zeroes += 1;
+            }
+            self.board
+                .shared()
+                .zero
+                .fetch_add(zeroes, Ordering::Relaxed);
+            page += zeroes;
+            let mut count = 0;
+            while page + count < range.end()
+                && count < CHUNK_PAGES
+                && !is_zero(self.pages(page + count, 1))
+            {
+                count += 1;
+            }
+            self.write_all(page, count)?;
+            self.board
+                .shared()
+                .written
+                .fetch_add(count, Ordering::Relaxed);
+            page += count;
+        }
+        Ok(())
+    }
+
+    fn write_all(&self, page: u64, count: u64) -> rustix::io::Result<()> {
+        let mut bytes = self.pages(page, count);
+        let mut offset = page * PAGE_SIZE;
+        while !bytes.is_empty() {
+            match rustix::io::pwrite(self.file, bytes, offset) {
+                Ok(0) => return Err(rustix::io::Errno::IO),
+                Ok(n) => {
+                    offset += n as u64;
+                    bytes = bytes.get(n..).unwrap_or_default();
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    fn pages(&self, first: u64, count: u64) -> &[u8] {
+        // SAFETY: the caller keeps to ranges inside guest RAM; in this process no vCPU and no device
+        // runs, so nobody writes the bytes while the slice lives.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.base.as_ptr().add((first * PAGE_SIZE) as usize),
+                (count * PAGE_SIZE) as usize,
+            )
+        }
+    }
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    // SAFETY: any eight bytes are a valid u64.
+    let (head, words, tail) = unsafe { page.align_to::<u64>() };
+    head.iter().chain(tail).all(|&b| b == 0)
+        && words
+            .chunks(8)
+            .all(|c| c.iter().fold(0, |acc, w| acc | w) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use forkd_sys::Pagemap;
+    use forkd_vmm_proto::PageMap;
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::{ImageLayers, RamLayout, plan_changed, plan_full};
+
+    fn done(written: Written) -> WriteReport {
+        match written.finish().unwrap() {
+            WriteOutcome::Done(report) => report,
+            WriteOutcome::Failed(e) => panic!("write failed: {e}"),
+        }
+    }
+
+    fn poke(ram: &GuestRam, page: u64, byte: u8) {
+        ram.memory()
+            .write_slice(&[byte; PAGE_SIZE as usize], GuestAddress(page * PAGE_SIZE))
+            .unwrap();
+    }
+
+    #[test]
+    fn what_is_written_is_the_moment_of_the_fork() {
+        let mut ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        ram.map_zero().unwrap();
+        for page in [1, 2, 700] {
+            poke(&ram, page, 5);
+        }
+        poke(&ram, 3, 0);
+        let file = tempfile::tempfile().unwrap();
+        let plan = plan_full(ram.private_pages(&Pagemap::open().unwrap()).unwrap(), None);
+        let written = ram.write_frozen(plan, file.as_fd()).unwrap();
+        poke(&ram, 1, 6);
+        let report = done(written);
+        assert_eq!(report.written, 3);
+        assert!(report.zero >= 1);
+        let mut page = [0; PAGE_SIZE as usize];
+        file.read_exact_at(&mut page, PAGE_SIZE).unwrap();
+        assert!(page.iter().all(|&b| b == 5));
+        let meta = file.metadata().unwrap();
+        assert_eq!(meta.len(), 64 << 20);
+        assert!(meta.blocks() * 512 < 1 << 20, "the file is not sparse");
+    }
+
+    #[test]
+    fn a_page_that_became_zero_is_a_hole_over_the_old_one() {
+        let base = tempfile::tempfile().unwrap();
+        base.set_len(64 << 20).unwrap();
+        for page in [10, 11] {
+            base.write_all_at(&[1; PAGE_SIZE as usize], page * PAGE_SIZE)
+                .unwrap();
+        }
+        let again = base.try_clone().unwrap();
+        let map = PageMap::identity((64 << 20) / 4096);
+        let mut ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        ram.map_image(ImageLayers::new(map.clone(), vec![base.into()]).unwrap())
+            .unwrap();
+        poke(&ram, 10, 0);
+        poke(&ram, 12, 3);
+        let file = tempfile::tempfile().unwrap();
+        let plan = plan_changed(ram.private_pages(&Pagemap::open().unwrap()).unwrap());
+        let report = done(ram.write_frozen(plan, file.as_fd()).unwrap());
+        assert_eq!((report.written, report.zero), (1, 1));
+
+        let map = map.overlay(&report.changes()).unwrap();
+        let mut child = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        child
+            .map_image(ImageLayers::new(map, vec![again.into(), file.into()]).unwrap())
+            .unwrap();
+        let seen = [10u64, 11, 12].map(|page| {
+            child
+                .memory()
+                .read_obj::<u8>(GuestAddress(page * PAGE_SIZE))
+                .unwrap()
+        });
+        assert_eq!(seen, [0, 1, 3]);
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_written_is_reported() {
+        let mut ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        ram.map_zero().unwrap();
+        poke(&ram, 1, 1);
+        let sealed = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&sealed, 64 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
+        let plan = plan_full(ram.private_pages(&Pagemap::open().unwrap()).unwrap(), None);
+        let outcome = ram
+            .write_frozen(plan, sealed.as_fd())
+            .unwrap()
+            .finish()
+            .unwrap();
+        assert!(
+            matches!(outcome, WriteOutcome::Failed(e) if e.raw_os_error() == Some(libc::EPERM))
+        );
+    }
+}

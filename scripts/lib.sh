@@ -9,6 +9,8 @@ cd "$root"
 target=${CARGO_TARGET_DIR:-$root/target}
 bin=$target/release
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
+# Where the QEMU of this system is too old, set-up puts one here.
+if [ -x "$cache/qemu/bin/qemu-system-x86_64" ]; then PATH=$cache/qemu/bin:$PATH; fi
 
 say() { printf '%s\n' "$*" >&2; }
 die() {

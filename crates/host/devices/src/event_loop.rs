@@ -152,21 +152,42 @@ impl EventLoop {
         result
     }
 
+    /// Handles what is ready, without waiting; returns how many events there were.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub fn poll_once(&self) -> io::Result<usize> {
+        let now = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        self.wait_and_dispatch(&mut Vec::with_capacity(BATCH), Some(&now))
+    }
+
     fn turn(&self) -> io::Result<()> {
         let mut events = Vec::with_capacity(BATCH);
         while self.shared.wait_until_wanted() {
-            events.clear();
-            match epoll::wait(
-                &self.shared.epoll,
-                rustix::buffer::spare_capacity(&mut events),
-                None,
-            ) {
-                Ok(_) => self.dispatch(&events),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+            self.wait_and_dispatch(&mut events, None)?;
         }
         Ok(())
+    }
+
+    fn wait_and_dispatch(
+        &self,
+        events: &mut Vec<epoll::Event>,
+        timeout: Option<&rustix::time::Timespec>,
+    ) -> io::Result<usize> {
+        events.clear();
+        match epoll::wait(
+            &self.shared.epoll,
+            rustix::buffer::spare_capacity(events),
+            timeout,
+        ) {
+            Ok(count) => {
+                self.dispatch(events);
+                Ok(count)
+            }
+            Err(rustix::io::Errno::INTR) => Ok(0),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     fn dispatch(&self, events: &[epoll::Event]) {

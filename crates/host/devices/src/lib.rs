@@ -18,6 +18,8 @@ pub mod legacy;
 mod log;
 pub mod metrics;
 pub mod rate;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
 pub mod virtio;
 
 pub use event::{EventFd, TimerFd};

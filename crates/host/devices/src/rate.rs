@@ -80,6 +80,37 @@ impl Bucket {
     }
 }
 
+/// A limit for things that are dropped rather than delayed.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    bucket: Bucket,
+    last: Instant,
+}
+
+impl Budget {
+    /// A full one; none if there is no limit.
+    pub(crate) fn new(per_second: u64, burst: u64) -> Option<Self> {
+        Some(Self {
+            bucket: Bucket::new(per_second, burst)?,
+            last: Instant::now(),
+        })
+    }
+
+    /// Takes `n` if they are there.
+    pub(crate) fn take(&mut self, n: u64) -> bool {
+        if !self.bucket.ready() {
+            let now = Instant::now();
+            self.bucket.refill(now.saturating_duration_since(self.last));
+            self.last = now;
+        }
+        let ready = self.bucket.ready();
+        if ready {
+            self.bucket.take(n);
+        }
+        ready
+    }
+}
+
 /// A limit on bytes and operations that says when to come back.
 #[derive(Debug)]
 pub struct RateLimiter {

@@ -231,8 +231,6 @@ pub trait QueueExt {
     fn put_back(&mut self);
     /// Returns a chain with `len` bytes written into it.
     fn finish(&mut self, memory: &GuestMemory, chain: &Chain, len: u32) -> Result<(), DeviceError>;
-    /// Whether anything is available.
-    fn has_next(&self, memory: &GuestMemory) -> Result<bool, DeviceError>;
 }
 
 impl QueueExt for Queue {
@@ -249,10 +247,5 @@ impl QueueExt for Queue {
 
     fn finish(&mut self, memory: &GuestMemory, chain: &Chain, len: u32) -> Result<(), DeviceError> {
         Ok(self.add_used(memory, chain.head, len)?)
-    }
-
-    fn has_next(&self, memory: &GuestMemory) -> Result<bool, DeviceError> {
-        let index = self.avail_idx(memory, std::sync::atomic::Ordering::Acquire)?;
-        Ok(index.0 != self.next_avail())
     }
 }

@@ -3,6 +3,7 @@
 mod chain;
 mod interrupt;
 mod mmio;
+pub mod rng;
 mod state;
 
 use std::any::Any;
@@ -11,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use thiserror::Error;
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueT};
 
 use crate::metrics::Counters;
 use crate::{EventFd, GuestMemory, Ready, Registrar};
@@ -35,6 +36,18 @@ pub mod feature {
 
 /// Tokens below this are queue numbers; a device uses the ones from here on for its own descriptors.
 pub const FIRST_DEVICE_TOKEN: u32 = 64;
+
+/// The most chains of one queue in a row, so that a driver that never stops does not starve the others.
+const MAX_TURNS: u32 = 512;
+
+/// What became of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is done, with this many bytes written into it.
+    Used(u32),
+    /// It stays where it is; the device comes back to it by itself.
+    Hold,
+}
 
 /// What a device works with from the moment its driver is ready.
 #[derive(Debug)]
@@ -68,10 +81,48 @@ impl Activation {
         }
     }
 
+    /// Takes the available chains of a queue one by one, until there is none, `handle` holds one back, or
+    /// others should have their turn. The driver is told at the end if it wants to know.
+    pub fn drain(
+        &mut self,
+        index: usize,
+        mut handle: impl FnMut(&GuestMemory, &Chain) -> Result<Verdict, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let mut used = false;
+        let mut turns = 0;
+        loop {
+            if turns == MAX_TURNS || self.events.should_yield() {
+                self.again(index);
+                break;
+            }
+            turns += 1;
+            let queue = self.queues.get_mut(index).ok_or(DeviceError::NoQueue)?;
+            let Some(chain) = queue.next_chain(&self.memory)? else {
+                // From here on the driver rings again; what came in between is looked at now.
+                if queue.enable_notification(&self.memory)? {
+                    continue;
+                }
+                break;
+            };
+            match handle(&self.memory, &chain)? {
+                Verdict::Used(len) => queue.finish(&self.memory, &chain, len)?,
+                Verdict::Hold => {
+                    queue.put_back();
+                    break;
+                }
+            }
+            used = true;
+        }
+        if used {
+            self.notify(index)?;
+        }
+        Ok(())
+    }
+
     /// Tells the driver about used buffers if it wants to know.
     pub fn notify(&mut self, queue: usize) -> Result<(), DeviceError> {
         let queue = self.queues.get_mut(queue).ok_or(DeviceError::NoQueue)?;
-        if virtio_queue::QueueT::needs_notification(queue, &self.memory)? {
+        if queue.needs_notification(&self.memory)? {
             self.interrupt.used_buffer();
         }
         Ok(())

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use virtio_queue::{Queue, QueueState, QueueT};
 
+use super::rng::RngState;
 use crate::GuestMemory;
 
 /// The state of a slot, by version.
@@ -162,6 +163,6 @@ pub enum RestoreError {
 /// The state of a device, by kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceState {
-    /// A device that has none beyond its registers and queues.
-    None,
+    /// Entropy.
+    Rng(RngState),
 }

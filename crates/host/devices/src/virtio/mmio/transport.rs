@@ -552,7 +552,9 @@ impl BusDevice for MmioTransport {
             return;
         }
         match <&mut [u8; 4]>::try_from(&mut *data) {
-            Ok(word) if offset.is_multiple_of(4) => *word = self.read_register(offset).to_le_bytes(),
+            Ok(word) if offset.is_multiple_of(4) => {
+                *word = self.read_register(offset).to_le_bytes()
+            }
             _ => {
                 self.metrics.bad_accesses.inc();
                 data.fill(0);
@@ -568,7 +570,9 @@ impl BusDevice for MmioTransport {
             return;
         }
         match <[u8; 4]>::try_from(data) {
-            Ok(word) if offset.is_multiple_of(4) => self.write_register(offset, u32::from_le_bytes(word)),
+            Ok(word) if offset.is_multiple_of(4) => {
+                self.write_register(offset, u32::from_le_bytes(word))
+            }
             _ => self.metrics.bad_accesses.inc(),
         }
     }

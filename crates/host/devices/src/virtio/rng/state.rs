@@ -1,0 +1,15 @@
+//! The entropy device as plain data.
+
+use serde::{Deserialize, Serialize};
+
+use crate::rate::RateState;
+
+/// The entropy device, by version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RngState {
+    /// The first.
+    V1 {
+        /// What is left of the rate.
+        rate: RateState,
+    },
+}

@@ -1,0 +1,183 @@
+//! Debian: where its packages come from, and how they become kernels and roots.
+
+pub mod apt;
+pub mod mirror;
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::cache::CacheError;
+use crate::tools::ToolError;
+
+/// The release that kernels and roots are made from.
+pub const SUITE: &str = "trixie";
+
+/// The keys that Debian's archive is signed with.
+pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Why Debian's packages could not be had.
+#[derive(Debug, Error)]
+pub enum DebianError {
+    /// Nothing says where a Debian mirror is.
+    #[error("no Debian mirror is configured on this host")]
+    NoMirror,
+    /// A given mirror is not an address.
+    #[error("{text:?} is not the address of a mirror: expected http://, https:// or file:")]
+    BadMirror {
+        /// What was given.
+        text: String,
+    },
+    /// The keys are not there.
+    #[error("the keys of Debian's archive are not at {}", path.display())]
+    NoKeyring {
+        /// Where they should be.
+        path: PathBuf,
+    },
+    /// A signature is missing or wrong.
+    #[error("the signature of the Debian mirror cannot be verified: {detail}")]
+    Signature {
+        /// What the program said.
+        detail: String,
+        /// The program's failure.
+        #[source]
+        source: ToolError,
+    },
+    /// The mirror did not answer.
+    #[error("the Debian mirror cannot be reached: {detail}")]
+    Unreachable {
+        /// What the program said.
+        detail: String,
+        /// The program's failure.
+        #[source]
+        source: ToolError,
+    },
+    /// The disk is full.
+    #[error("there is no space left in {}", folder.display())]
+    NoSpace {
+        /// Where something was being written.
+        folder: PathBuf,
+        /// The program's failure.
+        #[source]
+        source: ToolError,
+    },
+    /// A package that does not exist.
+    #[error("Debian {SUITE} has no package {package}")]
+    NoPackage {
+        /// Its name.
+        package: String,
+    },
+    /// A package's record lacks what we look for.
+    #[error("the record of the package {package} {what}")]
+    OddPackage {
+        /// Its name.
+        package: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// A program failed in a way we know nothing about.
+    #[error("a program of the host failed")]
+    Tool(#[from] ToolError),
+    /// The cache cannot be used.
+    #[error("the package cache cannot be used")]
+    Cache(#[from] CacheError),
+}
+
+/// Sorts a program's failure into the ones people can do something about.
+fn classify(error: ToolError, folder: &std::path::Path) -> DebianError {
+    const SIGNATURE: [&str; 6] = [
+        "NO_PUBKEY",
+        "BADSIG",
+        "is not signed",
+        "signatures were invalid",
+        "couldn't be verified",
+        "cannot be authenticated",
+    ];
+    const NETWORK: [&str; 7] = [
+        "Could not resolve",
+        "Temporary failure resolving",
+        "Could not connect",
+        "Connection failed",
+        "Connection refused",
+        "Connection timed out",
+        "Failed to fetch",
+    ];
+    let tail = error.tail().to_owned();
+    let says = |words: &[&str]| words.iter().any(|word| tail.contains(word));
+    if says(&["No space left on device", "don't have enough free space"]) {
+        DebianError::NoSpace {
+            folder: folder.to_owned(),
+            source: error,
+        }
+    } else if says(&SIGNATURE) {
+        DebianError::Signature {
+            detail: first_error(&tail),
+            source: error,
+        }
+    } else if let Some(package) = unknown_package(&tail) {
+        DebianError::NoPackage { package }
+    } else if says(&NETWORK) {
+        DebianError::Unreachable {
+            detail: first_error(&tail),
+            source: error,
+        }
+    } else {
+        DebianError::Tool(error)
+    }
+}
+
+/// apt marks what went wrong with `E:`, and what it found odd on the way with `W:`.
+fn first_error(tail: &str) -> String {
+    let lines = || tail.split("; ");
+    lines()
+        .find(|line| line.starts_with("E: ") || line.starts_with("W: GPG"))
+        .or_else(|| lines().last())
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn unknown_package(tail: &str) -> Option<String> {
+    let at = tail.split("Unable to locate package ").nth(1)?;
+    at.split([';', ' ']).next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::path::Path;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    fn failed(tail: &str) -> DebianError {
+        let error = ToolError::Failed {
+            program: "apt-get".into(),
+            status: ExitStatus::from_raw(100 << 8),
+            tail: tail.into(),
+        };
+        classify(error, Path::new("/cache"))
+    }
+
+    #[test]
+    fn failures_are_told_apart() {
+        assert!(matches!(
+            failed(
+                "W: GPG error: http://m trixie InRelease: NO_PUBKEY 1; E: The repository is not signed."
+            ),
+            DebianError::Signature { .. }
+        ));
+        assert!(matches!(
+            failed("E: Failed to fetch http://m Could not resolve 'm'"),
+            DebianError::Unreachable { .. }
+        ));
+        assert!(matches!(
+            failed("E: Write error - write (28: No space left on device)"),
+            DebianError::NoSpace { .. }
+        ));
+        assert!(matches!(
+            failed("E: Unable to locate package nonsuch; E: apt-get failed"),
+            DebianError::NoPackage { package } if package == "nonsuch"
+        ));
+        assert!(matches!(failed("E: something else"), DebianError::Tool(_)));
+    }
+}

@@ -1,0 +1,114 @@
+//! Everything that can go wrong, with what to do about it.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::cache::CacheError;
+use crate::debian::DebianError;
+use crate::export::ExportError;
+use crate::initramfs::InitramfsError;
+use crate::kernel::KernelError;
+use crate::kernel::modules::ModulesError;
+use crate::tools::ToolError;
+
+/// Why a command failed.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// No kernel.
+    #[error("there is no guest kernel")]
+    Kernel(#[from] KernelError),
+    /// No initramfs.
+    #[error("there is no initramfs")]
+    Initramfs(#[from] InitramfsError),
+    /// No copy outside of the cache.
+    #[error("the result could not be copied")]
+    Export(#[from] ExportError),
+    /// The cache cannot be used.
+    #[error("the cache cannot be used")]
+    Cache(#[from] CacheError),
+    /// No mirror.
+    #[error("Debian's packages cannot be had")]
+    Debian(#[from] DebianError),
+    /// Nobody said where the agent is, and it is not beside the program.
+    #[error("the guest agent is not at {}", path.display())]
+    NoAgent {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    /// What the user can do about it, where we know.
+    pub fn hint(&self) -> Option<String> {
+        if let Self::NoAgent { .. } = self {
+            return Some("build it with `make build`, or name it with --agent FILE".into());
+        }
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            if let Some(hint) = hint_of(error) {
+                return Some(hint);
+            }
+            cause = error.source();
+        }
+        None
+    }
+}
+
+fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(ToolError::Missing { .. }) = error.downcast_ref() {
+        return Some("run `make setup`, which installs what is missing".into());
+    }
+    if let Some(error) = error.downcast_ref::<DebianError>() {
+        return hint_of_debian(error);
+    }
+    if let Some(error) = error.downcast_ref::<std::io::Error>() {
+        let full = error.kind() == std::io::ErrorKind::StorageFull;
+        return full.then(|| "free some space, or set XDG_CACHE_HOME to a larger disk".into());
+    }
+    if let Some(ModulesError::Missing { .. }) = error.downcast_ref() {
+        return Some("give the folder with the kernel's own modules: --modules DIR".into());
+    }
+    if let Some(InitramfsError::NotStatic { .. }) = error.downcast_ref() {
+        return Some("build forkd-agent with `make build`, which links it statically".into());
+    }
+    None
+}
+
+fn hint_of_debian(error: &DebianError) -> Option<String> {
+    let hint = match error {
+        DebianError::NoMirror => {
+            "name one with --mirror URL or in FORKD_DEBIAN_MIRROR, or install mmdebstrap"
+        }
+        DebianError::NoKeyring { .. } => {
+            "run `make setup`, which installs the package debian-archive-keyring"
+        }
+        DebianError::Signature { .. } => {
+            "the mirror may be wrong, or the package debian-archive-keyring too old: \
+             upgrade it, or name another mirror with --mirror URL"
+        }
+        DebianError::Unreachable { .. } => {
+            "check the network and the host's apt configuration, or name another mirror with \
+             --mirror URL"
+        }
+        DebianError::NoSpace { .. } => "free some space, or set XDG_CACHE_HOME to a larger disk",
+        DebianError::NoPackage { .. } => "check the name in the recipe's list of packages",
+        _ => return None,
+    };
+    Some(hint.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_is_found_below_its_wrappers() {
+        let error = Error::Kernel(KernelError::Debian(DebianError::Tool(ToolError::Missing {
+            program: "mmdebstrap".into(),
+        })));
+        assert!(error.hint().unwrap().contains("make setup"));
+        let error = Error::Kernel(KernelError::Debian(DebianError::NoMirror));
+        assert!(error.hint().unwrap().contains("--mirror"));
+    }
+}

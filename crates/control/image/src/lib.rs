@@ -1,0 +1,15 @@
+//! Guest kernels, initramfs files and root images.
+//!
+//! Everything is made from packages of the host's own Debian mirror with apt's verification, as
+//! plain files: nothing is installed on the host and nothing is mounted. Finished things lie in the
+//! user's cache under content keys ([`cache`]).
+
+pub mod cache;
+pub mod debian;
+pub mod digest;
+pub mod error;
+pub mod export;
+pub mod initramfs;
+pub mod kernel;
+pub mod progress;
+pub mod tools;

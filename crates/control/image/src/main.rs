@@ -1,0 +1,28 @@
+//! `forkd-image`: makes guest kernels, initramfs files and root images.
+
+mod args;
+mod commands;
+
+use std::error::Error as _;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    match commands::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                eprintln!("  because {error}");
+                cause = error.source();
+            }
+            if let Some(hint) = error.hint() {
+                eprintln!("\nhint: {hint}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Content by digest.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use forkd_types::Digest;
+
+use crate::durable;
+use crate::error::{StoreError, io_error};
+use crate::layout::Layout;
+use crate::manifest::BlobRef;
+use crate::sparse::{Sizes, page_digest, sizes};
+
+/// Hashes a file and makes its content durable.
+pub fn hash(path: &Path) -> Result<BlobRef, StoreError> {
+    let file = File::open(path).map_err(io_error("open", path))?;
+    file.sync_all().map_err(io_error("sync", path))?;
+    let digest = page_digest(&file).map_err(io_error("read", path))?;
+    let bytes = file.metadata().map_err(io_error("read", path))?.len();
+    Ok(BlobRef { digest, bytes })
+}
+
+/// Gives a file its second name, that of its content. A blob that is there already is the same content.
+pub fn link(layout: &Layout, path: &Path, blob: &BlobRef) -> Result<(), StoreError> {
+    match std::fs::hard_link(path, layout.blob(&blob.digest)) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.map_err(io_error("link", path)),
+    }?;
+    durable::sync_dir(&layout.blobs())
+}
+
+/// How big a blob is; `None` if there is no such blob.
+pub fn stat(layout: &Layout, digest: &Digest) -> Result<Option<Sizes>, StoreError> {
+    let path = layout.blob(digest);
+    match File::open(&path).and_then(|file| sizes(&file)) {
+        Ok(sizes) => Ok(Some(sizes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io_error("open", path)(error)),
+    }
+}
+
+/// Every blob there is. Names that are no digest are left out.
+pub fn list(layout: &Layout) -> Result<Vec<Digest>, StoreError> {
+    let dir = layout.blobs();
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(&dir).map_err(io_error("read", &dir))? {
+        let entry = entry.map_err(io_error("read", &dir))?;
+        let name = entry.file_name();
+        if let Some(digest) = name
+            .to_str()
+            .and_then(|name| format!("b3:{name}").parse().ok())
+        {
+            all.push(digest);
+        }
+    }
+    all.sort();
+    Ok(all)
+}

@@ -1,0 +1,266 @@
+//! What is left when the process dies at any step.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use forkd_types::Tag;
+use proptest::prelude::*;
+
+use crate::error::StoreError;
+use crate::manifest::tests::example;
+use crate::{Deletion, Entry, Parent, Store};
+
+/// Counts steps down and then fails every one, as a process does that is no longer there.
+#[derive(Debug)]
+pub struct Fuse(AtomicI64);
+
+impl Default for Fuse {
+    fn default() -> Self {
+        Self(AtomicI64::new(i64::MAX))
+    }
+}
+
+impl Fuse {
+    pub fn set(&self, steps: i64) {
+        self.0.store(steps, Ordering::Relaxed);
+    }
+
+    pub fn is_blown(&self) -> bool {
+        self.0.load(Ordering::Relaxed) <= 0
+    }
+
+    pub fn step(&self) -> Result<(), StoreError> {
+        if self.0.fetch_sub(1, Ordering::Relaxed) <= 1 {
+            self.0.store(0, Ordering::Relaxed);
+            return Err(StoreError::Io {
+                action: "live on at",
+                path: "this step".into(),
+                source: io::Error::other("dead"),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Makes a tag whose memory is filled with `fill`, as the daemon does it.
+fn make(store: &Store, tag: &str, fill: u8, parent: Option<&str>) -> Result<(), StoreError> {
+    let staging = store.stage()?;
+    let result = (|| {
+        let write = |name: &str, len: u64, byte: u8| {
+            let file = File::create(staging.file(name)).unwrap();
+            file.set_len(len).unwrap();
+            file.write_all_at(&[byte; 4096], 0).unwrap();
+        };
+        write("state", 10_000, fill);
+        write("memory", 1 << 20, fill);
+        write("layer", 8192, 7);
+        write("base", 65536, 9);
+        let mut manifest = example(tag);
+        let state = store.ingest(&staging.file("state"))?;
+        let memory = store.ingest(&staging.file("memory"))?;
+        let layer = store.ingest(&staging.file("layer"))?;
+        let base = store.ingest(&staging.file("base"))?;
+        manifest.state = state.blob;
+        manifest.memory.layers = vec![memory.blob];
+        manifest.disks[0].layers = vec![layer.blob];
+        manifest.disks[0].base = base.blob;
+        manifest.parent = match parent {
+            Some(parent) => {
+                let parent: Tag = parent.parse().unwrap();
+                let digest = store.manifest(&parent)?.digest();
+                Some(Parent {
+                    tag: parent,
+                    digest,
+                })
+            }
+            None => None,
+        };
+        store.publish(manifest).map(drop)
+    })();
+    if store.fuse.is_blown() {
+        staging.forget();
+    }
+    result
+}
+
+fn tags(store: &Store) -> Vec<String> {
+    store
+        .list()
+        .iter()
+        .map(|entry| entry.tag().to_string())
+        .collect()
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Make {
+        tag: u8,
+        fill: u8,
+        parent: Option<u8>,
+    },
+    Delete {
+        tag: u8,
+        cascade: bool,
+        force: bool,
+    },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        (0u8..5, 0u8..3, prop::option::of(0u8..5)).prop_map(|(tag, fill, parent)| Op::Make {
+            tag,
+            fill: fill + 1,
+            parent
+        }),
+        (0u8..5, any::<bool>(), any::<bool>()).prop_map(|(tag, cascade, force)| Op::Delete {
+            tag,
+            cascade,
+            force
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_tag_is_whole_or_not_there(ops in prop::collection::vec((op(), 1i64..30), 1..10)) {
+        let dir = tempfile::tempdir().unwrap();
+        // What was acknowledged, with the fill byte of its memory.
+        let mut acknowledged: BTreeMap<String, u8> = BTreeMap::new();
+        for (op, steps) in ops {
+            let store = Store::open(dir.path()).unwrap();
+            store.collect().unwrap();
+            let before = tags(&store);
+            store.fuse.set(steps);
+            let mut unsure: Vec<String> = Vec::new();
+            match op {
+                Op::Make { tag, fill, parent } => {
+                    let name = format!("t{tag}");
+                    let parent = parent.map(|p| format!("t{p}")).filter(|p| before.contains(p) && *p != name);
+                    match make(&store, &name, fill, parent.as_deref()) {
+                        Ok(()) => {
+                            prop_assert!(!before.contains(&name));
+                            acknowledged.insert(name, fill);
+                        }
+                        Err(StoreError::Exists { .. }) => prop_assert!(before.contains(&name)),
+                        // Died: it may have become durable all the same, but then it is whole.
+                        Err(_) => if !before.contains(&name) { unsure.push(name) },
+                    }
+                }
+                Op::Delete { tag, cascade, force } => {
+                    let name = format!("t{tag}");
+                    let how = if cascade { Deletion::Cascade } else if force { Deletion::Force } else { Deletion::Single };
+                    match store.delete(&name.parse().unwrap(), how) {
+                        Ok(gone) => for tag in gone { acknowledged.remove(tag.as_str()); },
+                        Err(StoreError::NotFound { .. }) => prop_assert!(!before.contains(&name)),
+                        Err(StoreError::HasDependents { .. }) => prop_assert!(how == Deletion::Single),
+                        Err(_) => unsure.extend(before.iter().cloned()),
+                    }
+                }
+            }
+            drop(store);
+            let store = Store::open(dir.path()).unwrap();
+            store.collect().unwrap();
+            let findings = store.fsck(true).unwrap();
+            prop_assert_eq!(&findings.problems, &Vec::<String>::new());
+            let now = tags(&store);
+            for tag in acknowledged.keys() {
+                prop_assert!(now.contains(tag) || unsure.contains(tag), "{} is lost", tag);
+            }
+            for tag in &now {
+                prop_assert!(acknowledged.contains_key(tag) || unsure.contains(tag), "{} came from nowhere", tag);
+            }
+            acknowledged.retain(|tag, _| now.contains(tag));
+            for tag in unsure.iter().filter(|tag| now.contains(tag)) {
+                acknowledged.entry(tag.clone()).or_insert(0);
+            }
+            // Nothing lies around: every blob is named.
+            let named: std::collections::BTreeSet<_> = store.list().iter().flat_map(|entry| match entry {
+                Entry::Whole(manifest) => manifest.blobs(),
+                Entry::Broken { .. } => Vec::new(),
+            }).map(|blob| blob.digest).collect();
+            prop_assert_eq!(crate::blobs::list(store.layout()).unwrap().len(), named.len());
+            prop_assert_eq!(std::fs::read_dir(store.layout().staging()).unwrap().count(), 0);
+        }
+    }
+}
+
+#[test]
+fn chains_leases_and_deletion() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    make(&store, "a", 1, None).unwrap();
+    make(&store, "b", 2, Some("a")).unwrap();
+    make(&store, "c", 3, Some("b")).unwrap();
+    let (a, c): (Tag, Tag) = ("a".parse().unwrap(), "c".parse().unwrap());
+    let detail = store.detail(&c).unwrap();
+    assert_eq!(detail.ancestors.len(), 2);
+    assert_eq!(store.detail(&a).unwrap().dependents.len(), 1);
+    assert!(detail.unique < detail.physical, "the base is shared");
+    assert!(matches!(
+        store.delete(&a, Deletion::Single),
+        Err(StoreError::HasDependents { .. })
+    ));
+    let held = store.get(&c).unwrap();
+    assert_eq!(store.delete(&a, Deletion::Cascade).unwrap().len(), 3);
+    for digest in held.lease.digests() {
+        store.open_blob(digest).unwrap();
+    }
+    drop(held);
+    store.collect().unwrap();
+    assert_eq!(store.usage().unwrap().blobs, 0);
+}
+
+#[test]
+fn damage_is_found_and_the_tag_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    make(&store, "a", 1, None).unwrap();
+    let tag: Tag = "a".parse().unwrap();
+    let memory = store.manifest(&tag).unwrap().memory.layers[0];
+    let path = store.layout().blob(&memory.digest);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .write_all_at(b"x", 77)
+        .unwrap();
+    assert!(store.fsck(false).unwrap().problems.is_empty());
+    assert_eq!(store.fsck(true).unwrap().problems.len(), 1);
+    assert!(matches!(store.list()[0], Entry::Broken { .. }));
+}
+
+#[test]
+fn a_flipped_byte_anywhere_in_the_manifest_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let store = Store::open(dir.path()).unwrap();
+        make(&store, "a", 1, None).unwrap();
+    }
+    let path = dir.path().join("snapshots/a/manifest.json");
+    let good = std::fs::read(&path).unwrap();
+    for at in (0..good.len()).step_by(7) {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        std::fs::write(&path, &bad).unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        assert!(matches!(store.list()[0], Entry::Broken { .. }), "byte {at}");
+        // And what it may name is not collected.
+        store.collect().unwrap();
+        assert!(store.usage().unwrap().blobs > 0);
+    }
+}
+
+#[test]
+fn a_second_daemon_is_kept_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let _store = Store::open(dir.path()).unwrap();
+    assert!(matches!(
+        Store::open(dir.path()),
+        Err(StoreError::InUse { .. })
+    ));
+}

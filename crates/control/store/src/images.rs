@@ -1,0 +1,68 @@
+//! Images that parents are built from.
+
+use std::io;
+use std::path::PathBuf;
+
+use forkd_types::Tag;
+
+use crate::error::{StoreError, io_error};
+use crate::sparse::{Sizes, sizes};
+use crate::store::Store;
+
+/// The disk of an image.
+const ROOTFS: &str = "rootfs.img";
+
+/// An image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Its name; images are named as tags are.
+    pub name: Tag,
+    /// Where it lies.
+    pub dir: PathBuf,
+    /// Its disk.
+    pub rootfs: PathBuf,
+    /// How big that is.
+    pub sizes: Sizes,
+}
+
+impl Store {
+    /// An image by name.
+    pub fn image(&self, name: &Tag) -> Result<Image, StoreError> {
+        let dir = self.layout().images().join(name.as_str());
+        let rootfs = dir.join(ROOTFS);
+        let sizes = match std::fs::File::open(&rootfs).and_then(|file| sizes(&file)) {
+            Ok(sizes) => sizes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::NoImage {
+                    name: name.to_string(),
+                });
+            }
+            Err(error) => return Err(io_error("open", rootfs)(error)),
+        };
+        Ok(Image {
+            name: name.clone(),
+            dir,
+            rootfs,
+            sizes,
+        })
+    }
+
+    /// Every image, in order.
+    pub fn images(&self) -> Result<Vec<Image>, StoreError> {
+        let dir = self.layout().images();
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(&dir).map_err(io_error("read", &dir))? {
+            let name = entry.map_err(io_error("read", &dir))?.file_name();
+            let Some(name) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            match self.image(&name) {
+                Ok(image) => all.push(image),
+                Err(StoreError::NoImage { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+}

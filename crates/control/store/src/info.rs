@@ -1,0 +1,114 @@
+//! What can be said about tags and about the store.
+
+use std::sync::Arc;
+
+use forkd_types::Tag;
+
+use crate::blobs;
+use crate::error::{StoreError, io_error};
+use crate::manifest::{BlobRef, Manifest};
+use crate::store::{Entry, Store};
+
+/// What can be said about a tag.
+#[derive(Debug, Clone)]
+pub struct Detail {
+    /// What it is made of.
+    pub manifest: Arc<Manifest>,
+    /// Tags it builds on, the oldest first.
+    pub ancestors: Vec<Tag>,
+    /// Tags that build directly on it.
+    pub dependents: Vec<Tag>,
+    /// Bytes on disk of the newest memory layer.
+    pub memory_physical: u64,
+    /// Bytes on disk of the disk layers, the base image left out.
+    pub disk_physical: u64,
+    /// Bytes on disk of everything it names.
+    pub physical: u64,
+    /// Of these, bytes that no other tag names.
+    pub unique: u64,
+}
+
+/// What the store holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Number of tags.
+    pub snapshots: u64,
+    /// Number of blobs.
+    pub blobs: u64,
+    /// Bytes they take on disk.
+    pub physical: u64,
+    /// Bytes they describe.
+    pub logical: u64,
+    /// Bytes free on the file system.
+    pub free: u64,
+}
+
+impl Store {
+    /// What can be said about a tag.
+    pub fn detail(&self, tag: &Tag) -> Result<Detail, StoreError> {
+        let manifest = self.manifest(tag)?;
+        let others: Vec<Arc<Manifest>> = self
+            .list()
+            .into_iter()
+            .filter_map(|entry| match entry {
+                Entry::Whole(other) if other.tag != *tag => Some(other),
+                _ => None,
+            })
+            .collect();
+        let shared: std::collections::BTreeSet<_> = others
+            .iter()
+            .flat_map(|other| other.blobs())
+            .map(|blob| blob.digest)
+            .collect();
+        let mut physical = 0;
+        let mut unique = 0;
+        for blob in manifest.blobs() {
+            let size = self.physical(&blob)?;
+            physical += size;
+            if !shared.contains(&blob.digest) {
+                unique += size;
+            }
+        }
+        let memory_physical = match manifest.memory.layers.last() {
+            Some(layer) => self.physical(layer)?,
+            None => 0,
+        };
+        let mut disk_physical = 0;
+        for layer in manifest.disks.iter().flat_map(|disk| &disk.layers) {
+            disk_physical += self.physical(layer)?;
+        }
+        Ok(Detail {
+            ancestors: self.ancestors(&manifest),
+            dependents: self.dependents(tag),
+            manifest,
+            memory_physical,
+            disk_physical,
+            physical,
+            unique,
+        })
+    }
+
+    /// Bytes on disk of a blob.
+    pub fn physical(&self, blob: &BlobRef) -> Result<u64, StoreError> {
+        Ok(blobs::stat(self.layout(), &blob.digest)?.map_or(0, |sizes| sizes.physical))
+    }
+
+    /// What the store holds.
+    pub fn usage(&self) -> Result<Usage, StoreError> {
+        let mut usage = Usage {
+            snapshots: self.list().len() as u64,
+            ..Usage::default()
+        };
+        for digest in blobs::list(self.layout())? {
+            if let Some(sizes) = blobs::stat(self.layout(), &digest)? {
+                usage.blobs += 1;
+                usage.physical += sizes.physical;
+                usage.logical += sizes.logical;
+            }
+        }
+        let root = self.layout().root();
+        let fs = rustix::fs::statvfs(root).map_err(io_error("look at", root))?;
+        usage.free = fs.f_bavail.saturating_mul(fs.f_frsize);
+        Ok(usage)
+    }
+}

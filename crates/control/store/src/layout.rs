@@ -1,0 +1,90 @@
+//! Where things lie.
+
+use std::path::{Path, PathBuf};
+
+use forkd_types::{Digest, SandboxId, Tag};
+
+/// The directories of a store.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// A store at this place.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The directory of everything.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The file that names the format.
+    pub fn format_file(&self) -> PathBuf {
+        self.root.join("store.json")
+    }
+
+    /// The file whose lock says that a daemon owns the store.
+    pub fn lock_file(&self) -> PathBuf {
+        self.root.join("store.lock")
+    }
+
+    /// Content by digest.
+    pub fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    /// One blob.
+    pub fn blob(&self, digest: &Digest) -> PathBuf {
+        self.blobs().join(digest.hex())
+    }
+
+    /// All tags.
+    pub fn snapshots(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
+    /// One tag.
+    pub fn snapshot(&self, tag: &Tag) -> PathBuf {
+        self.snapshots().join(tag.as_str())
+    }
+
+    /// What is being written.
+    pub fn staging(&self) -> PathBuf {
+        self.root.join("staging")
+    }
+
+    /// Live sandboxes.
+    pub fn sandboxes(&self) -> PathBuf {
+        self.root.join("sandboxes")
+    }
+
+    /// One live sandbox.
+    pub fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    /// Images.
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    /// Kernels.
+    pub fn kernels(&self) -> PathBuf {
+        self.root.join("kernels")
+    }
+
+    /// Everything that has to be there.
+    pub(crate) fn directories(&self) -> [PathBuf; 6] {
+        [
+            self.blobs(),
+            self.snapshots(),
+            self.staging(),
+            self.sandboxes(),
+            self.images(),
+            self.kernels(),
+        ]
+    }
+}

@@ -1,0 +1,44 @@
+//! Snapshots and images on disk.
+//!
+//! ```text
+//!   <data>/store.json               format of this directory
+//!   <data>/blobs/<digest>           content, named by its digest: memory, state, disk layers, base images
+//!   <data>/snapshots/<tag>/manifest.json    what a tag is made of; blobs by digest
+//!   <data>/sandboxes/<id>/          writable disk layers and the console of a live sandbox
+//!   <data>/images/<name>/           images that parents are built from
+//!   <data>/staging/                 what is being written; emptied at every start
+//! ```
+//!
+//! Bytes are hashed once, when they come in. A blob is in place and durable before a manifest names it,
+//! and a manifest appears by one rename, so a tag is whole or it is not there. A blob goes when no
+//! manifest names it and no [`Lease`] holds it.
+
+mod blobs;
+mod durable;
+mod error;
+mod fsck;
+mod images;
+mod info;
+mod layout;
+mod lease;
+mod manifest;
+mod sparse;
+mod staging;
+mod store;
+
+#[cfg(test)]
+mod crash_tests;
+
+pub use error::StoreError;
+pub use fsck::FsckFindings;
+pub use images::Image;
+pub use info::{Detail, Usage};
+pub use layout::Layout;
+pub use lease::Lease;
+pub use manifest::{
+    BlobRef, Cpu, DiskManifest, MAX_CHAIN, Manifest, ManifestError, MemoryManifest, Origin, Parent,
+    SCHEMA, Source, Versions,
+};
+pub use sparse::{Sizes, page_digest, sizes};
+pub use staging::Staging;
+pub use store::{Deletion, Entry, Ingested, Published, Store};

@@ -1,0 +1,360 @@
+//! What a tag is made of, as it is stored.
+
+use std::collections::BTreeMap;
+
+use forkd_types::{Digest, Tag};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The version of the manifest.
+pub const SCHEMA: u32 = 1;
+/// The longest chain of parents.
+pub const MAX_CHAIN: usize = 64;
+/// The largest manifest that is read.
+pub(crate) const MAX_BYTES: u64 = 1 << 20;
+/// The most blobs of one kind in a manifest.
+const MAX_LAYERS: usize = 64;
+
+/// Why a manifest cannot be used.
+#[derive(Debug, Error)]
+pub enum ManifestError {
+    /// It is not there, or cannot be read.
+    #[error("it cannot be read")]
+    Read(#[source] std::io::Error),
+    /// It is larger than any manifest.
+    #[error("it has {bytes} bytes, {MAX_BYTES} is the limit")]
+    TooLarge {
+        /// How large.
+        bytes: u64,
+    },
+    /// It is not one.
+    #[error("it does not parse")]
+    Parse(#[source] serde_json::Error),
+    /// It was written by another version.
+    #[error("it has schema {found}, this program knows {SCHEMA}")]
+    Schema {
+        /// Its version.
+        found: u32,
+    },
+    /// It names another tag than its directory does.
+    #[error("it is the manifest of {found}")]
+    OtherTag {
+        /// What it names.
+        found: Tag,
+    },
+    /// A number or list is out of range.
+    #[error("{what} is out of range")]
+    OutOfRange {
+        /// Which one.
+        what: &'static str,
+    },
+}
+
+/// A frozen machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The name.
+    pub tag: Tag,
+    /// When it was made.
+    pub created_at_unix: u64,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// Which CPU the guest saw.
+    pub cpu: Cpu,
+    /// vCPU and device state.
+    pub state: BlobRef,
+    /// Guest memory.
+    pub memory: MemoryManifest,
+    /// Disks in slot order.
+    pub disks: Vec<DiskManifest>,
+    /// The machine has a network device.
+    #[serde(default)]
+    pub network: bool,
+    /// What it was booted from, at the root of its chain.
+    pub source: Source,
+    /// What it builds on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Parent>,
+    /// How it came about.
+    pub origin: Origin,
+    /// Who wrote it.
+    pub versions: Versions,
+    /// What people put on it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Which CPU a guest saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cpu {
+    /// All that the host had.
+    Host,
+    /// The x86-64-v2 baseline.
+    Baseline,
+}
+
+/// A file by its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlobRef {
+    /// Its [`crate::page_digest`].
+    pub digest: Digest,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// Guest memory as layers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryManifest {
+    /// The files that hold pages, the oldest first.
+    pub layers: Vec<BlobRef>,
+    /// Which page lies where; none when there is one layer that holds all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<BlobRef>,
+}
+
+/// One disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskManifest {
+    /// The image at the bottom.
+    pub base: BlobRef,
+    /// Thin layers over it, the oldest first; all frozen.
+    pub layers: Vec<BlobRef>,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// What the guest sees as the serial number.
+    pub serial: String,
+}
+
+/// What a machine was booted from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// The image's name, or the path that was given.
+    pub image: String,
+    /// The kernel's path or name, for people.
+    pub kernel: String,
+    /// Digest of the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_digest: Option<Digest>,
+    /// Digest of the initial RAM disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initramfs_digest: Option<Digest>,
+    /// The kernel command line.
+    pub cmdline: String,
+}
+
+/// What a snapshot builds on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parent {
+    /// Its name at the time.
+    pub tag: Tag,
+    /// Digest of its manifest.
+    pub digest: Digest,
+}
+
+/// How a snapshot came about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Origin {
+    /// A parent was booted and frozen.
+    Boot {
+        /// From the start of the VM to ready.
+        ready_us: u64,
+    },
+    /// A running sandbox was cut.
+    Branch {
+        /// Its id.
+        sandbox: String,
+        /// How long it stood still.
+        pause_us: u64,
+        /// From the command to everything written.
+        total_us: u64,
+        /// Pages that were written.
+        pages: u64,
+    },
+    /// Another snapshot was flattened.
+    Compact {
+        /// Which one.
+        from: Tag,
+    },
+    /// It was unpacked from a file.
+    Import,
+}
+
+/// Who wrote a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Versions {
+    /// The daemon.
+    pub forkd: String,
+    /// The VMM.
+    pub vmm: String,
+    /// The agent in the guest.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub agent: String,
+}
+
+impl Manifest {
+    /// Parses and checks what was read from the directory of `tag`.
+    pub fn parse(tag: &Tag, bytes: &[u8]) -> Result<Self, ManifestError> {
+        #[derive(Deserialize)]
+        struct Probe {
+            schema: u32,
+        }
+        let probe: Probe = serde_json::from_slice(bytes).map_err(ManifestError::Parse)?;
+        if probe.schema != SCHEMA {
+            return Err(ManifestError::Schema {
+                found: probe.schema,
+            });
+        }
+        let manifest: Self = serde_json::from_slice(bytes).map_err(ManifestError::Parse)?;
+        if manifest.tag != *tag {
+            return Err(ManifestError::OtherTag {
+                found: manifest.tag,
+            });
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), ManifestError> {
+        let range = |good: bool, what| good.then_some(()).ok_or(ManifestError::OutOfRange { what });
+        let memory = u64::from(self.memory_mib) << 20;
+        range((1..=1 << 20).contains(&self.memory_mib), "memory_mib")?;
+        range((1..=32).contains(&self.vcpus), "vcpus")?;
+        range(
+            (1..=MAX_LAYERS).contains(&self.memory.layers.len()),
+            "memory.layers",
+        )?;
+        range(
+            self.memory.index.is_some() || self.memory.layers.len() == 1,
+            "memory.index",
+        )?;
+        range(
+            self.memory.index.is_some() || self.memory.layers.iter().all(|l| l.bytes == memory),
+            "memory.layers.bytes",
+        )?;
+        range(self.disks.len() <= 4, "disks")?;
+        range(
+            self.disks
+                .iter()
+                .all(|disk| disk.layers.len() <= MAX_LAYERS),
+            "disks.layers",
+        )?;
+        range(
+            self.disks.iter().all(|disk| disk.serial.len() <= 20),
+            "disks.serial",
+        )
+    }
+
+    /// The bytes that are stored.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// The digest that children name.
+    pub fn digest(&self) -> Digest {
+        Digest(*blake3::hash(&self.to_bytes()).as_bytes())
+    }
+
+    /// Every blob it names, each once.
+    pub fn blobs(&self) -> Vec<BlobRef> {
+        let mut all = vec![self.state];
+        all.extend(&self.memory.layers);
+        all.extend(self.memory.index);
+        for disk in &self.disks {
+            all.push(disk.base);
+            all.extend(&disk.layers);
+        }
+        all.sort_by_key(|blob| blob.digest);
+        all.dedup_by_key(|blob| blob.digest);
+        all
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub fn example(tag: &str) -> Manifest {
+        let blob = |n: u8, bytes| BlobRef {
+            digest: Digest([n; 32]),
+            bytes,
+        };
+        Manifest {
+            schema: SCHEMA,
+            tag: tag.parse().unwrap(),
+            created_at_unix: 1,
+            memory_mib: 1,
+            vcpus: 1,
+            cpu: Cpu::Host,
+            state: blob(1, 10),
+            memory: MemoryManifest {
+                layers: vec![blob(2, 1 << 20)],
+                index: None,
+            },
+            disks: vec![DiskManifest {
+                base: blob(3, 8192),
+                layers: vec![blob(4, 4096), blob(4, 4096)],
+                read_only: false,
+                serial: "root".into(),
+            }],
+            network: false,
+            source: Source::default(),
+            parent: None,
+            origin: Origin::Boot { ready_us: 5 },
+            versions: Versions::default(),
+            labels: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn stored_and_read_back() {
+        let manifest = example("a");
+        let read = Manifest::parse(&manifest.tag, &manifest.to_bytes()).unwrap();
+        assert_eq!(read, manifest);
+        assert_eq!(read.digest(), manifest.digest());
+        assert_eq!(manifest.blobs().len(), 4);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let good = example("a");
+        let tag: Tag = "a".parse().unwrap();
+        let refused = |change: &dyn Fn(&mut Manifest)| {
+            let mut bad = good.clone();
+            change(&mut bad);
+            assert!(Manifest::parse(&tag, &bad.to_bytes()).is_err(), "{bad:?}");
+        };
+        refused(&|m| m.schema = 2);
+        refused(&|m| m.tag = "b".parse().unwrap());
+        refused(&|m| m.vcpus = 0);
+        refused(&|m| m.memory_mib = 2);
+        refused(&|m| m.memory.layers.clear());
+        refused(&|m| m.memory.layers.push(m.memory.layers[0]));
+        refused(&|m| m.disks[0].serial = "x".repeat(21));
+    }
+
+    proptest! {
+        #[test]
+        fn a_changed_byte_never_panics(at in 0usize..900, byte: u8) {
+            let mut bytes = example("a").to_bytes();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = Manifest::parse(&"a".parse().unwrap(), &bytes);
+        }
+    }
+}

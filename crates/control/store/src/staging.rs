@@ -1,0 +1,46 @@
+//! A place for what is being written.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{StoreError, io_error};
+
+/// A directory that nobody sees; it goes away with this value unless it was renamed into place.
+#[derive(Debug)]
+pub struct Staging {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Staging {
+    pub(crate) fn new(parent: &Path) -> Result<Self, StoreError> {
+        let path = parent.join(format!("{:016x}", rand::random::<u64>()));
+        std::fs::create_dir(&path).map_err(io_error("create", &path))?;
+        Ok(Self { path, keep: false })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Leaves it alone: it was renamed, or the process is as good as dead.
+    pub(crate) fn forget(mut self) {
+        self.keep = true;
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.keep
+            && let Err(error) = std::fs::remove_dir_all(&self.path)
+        {
+            // What stays is removed at the next start.
+            tracing::warn!(path = %self.path.display(), %error, "staging directory not removed");
+        }
+    }
+}

@@ -79,13 +79,14 @@ rust_ready() {
 # Fills `missing` (what people call it) and `packages` (what apt calls it).
 look() {
     missing=() packages=() qemu_missing= rust_missing=
-    local row check package
+    local row check package python
+    python=$(command -v python3 || true)
     for row in "${needs[@]}"; do
         read -r check package <<<"$row"
         # A Python that is not the distribution's brings its own venv.
-        if [ "$package" = python3-venv ] && [ "$(command -v python3)" != /usr/bin/python3 ]; then continue; fi
+        if [ "$package" = python3-venv ] && [[ $python == ?* && $python != /usr/bin/python3 ]]; then continue; fi
         if ! satisfied "$check"; then
-            missing+=("${check#*:}")
+            case $check in cmd:*) missing+=("${check#cmd:}") ;; *) missing+=("$package") ;; esac
             packages+=("$package")
         fi
     done

@@ -16,6 +16,7 @@
 
 mod command;
 mod event;
+mod layer;
 mod page_map;
 pub mod spawn;
 mod spec;
@@ -23,6 +24,7 @@ mod wire;
 
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
 pub use event::{Event, ExitCode, StopCause};
+pub use layer::EmptyLayer;
 pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
     BootSpec, ConsoleSpec, Counters, CpuModel, CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex,

@@ -1,1 +1,186 @@
-//! Disks.
+//! What a block device stores its data on.
+//!
+//! A disk is a raw image, or a raw image that is shared and never written with a stack of thin layers on
+//! it, of which only the top one is written.
+
+mod header;
+mod layer;
+mod layered;
+mod map;
+mod raw;
+
+use std::fs::File;
+use std::io;
+
+use thiserror::Error;
+
+pub use header::{BLOCK, LayerHeader, MAX_DISK};
+pub use layer::Layer;
+pub use layered::LayeredDisk;
+pub use raw::RawDisk;
+
+/// The unit a guest addresses.
+pub const SECTOR: u64 = 512;
+
+/// Where a block device stores its data. Ranges are whole sectors inside the disk; calls block until done.
+pub trait Disk: Send {
+    /// Size in bytes, a multiple of [`SECTOR`].
+    fn size(&self) -> u64;
+    /// Whether writes are refused.
+    fn read_only(&self) -> bool;
+    /// Fills `data` from `offset`.
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()>;
+    /// Writes `data` at `offset`.
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Makes all writes durable.
+    fn flush(&mut self) -> io::Result<()>;
+    /// The range is not needed any more; its space is given back where possible.
+    fn discard(&mut self, offset: u64, len: u64) -> io::Result<()>;
+    /// The range reads as zeroes from now on.
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()>;
+    /// Freezes what is there and goes on writing into a new, empty layer.
+    fn push_layer(&mut self, layer: File) -> Result<(), DiskError>;
+    /// How much is stored where.
+    fn stats(&self) -> DiskStats;
+}
+
+/// How much is stored where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Thin layers.
+    pub layers: u64,
+    /// Bytes of data in the layer that is written.
+    pub top_bytes: u64,
+    /// Writes refused because that layer is full.
+    pub refused: u64,
+}
+
+/// Why a disk cannot be opened or changed.
+#[derive(Debug, Error)]
+pub enum DiskError {
+    /// A descriptor is not a regular file or block device.
+    #[error("a disk image is not a file")]
+    NotAFile,
+    /// A system call failed.
+    #[error("cannot {action} a disk image")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// How it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// Not a layer, or not one of ours.
+    #[error("a disk layer is damaged: {0}")]
+    Damaged(&'static str),
+    /// A layer of a version this program does not know.
+    #[error(
+        "a disk layer has version {found}, this program knows {}",
+        header::VERSION
+    )]
+    Version {
+        /// In the file.
+        found: u32,
+    },
+    /// The size is zero, too large or not whole sectors.
+    #[error("a disk cannot have {size} bytes")]
+    Size {
+        /// The size.
+        size: u64,
+    },
+    /// The parts of a stack do not belong together.
+    #[error("a disk layer of {layer} bytes does not fit a disk of {disk} bytes")]
+    Mismatch {
+        /// Size of the layer.
+        layer: u64,
+        /// Size of the rest.
+        disk: u64,
+    },
+    /// There is nothing to put a layer on.
+    #[error("a disk that is written in place, or only read, takes no layer")]
+    NoLayers,
+    /// A new layer has data in it.
+    #[error("a new disk layer is not empty")]
+    NotEmpty,
+}
+
+impl DiskError {
+    fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, source }
+    }
+}
+
+/// Opens a disk: a raw image, written in place or only read, or layers over one, oldest first.
+pub fn open(base: File, layers: Vec<File>, read_only: bool) -> Result<Box<dyn Disk>, DiskError> {
+    if layers.is_empty() {
+        return Ok(Box::new(RawDisk::open(base, read_only)?));
+    }
+    let top = layers.len() - 1;
+    let layers = layers
+        .into_iter()
+        .enumerate()
+        .map(|(index, file)| Layer::open(file, index == top && !read_only))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Box::new(LayeredDisk::new(base, layers, read_only)?))
+}
+
+/// Gives the space of a range back; the range reads as zeroes afterwards. False where the file system
+/// cannot do that.
+fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<bool> {
+    use rustix::fs::FallocateFlags;
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, mode, offset, len) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Writes zeroes the slow way.
+fn fill_with_zeroes(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    const ZEROES: &[u8] = &[0; 64 * 1024];
+    let mut done = 0;
+    while done < len {
+        let count = (len - done).min(ZEROES.len() as u64);
+        // `count` is at most the length of `ZEROES`.
+        file.write_all_at(&ZEROES[..count as usize], offset + done)?;
+        done += count;
+    }
+    Ok(())
+}
+
+/// Reads at `offset`; what lies past the end of the file is zero.
+fn read_padded(file: &File, offset: u64, mut data: &mut [u8]) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let mut at = offset;
+    while !data.is_empty() {
+        match file.read_at(data, at) {
+            Ok(0) => {
+                data.fill(0);
+                return Ok(());
+            }
+            Ok(count) => {
+                data = &mut data[count..];
+                at += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The size of a file or block device.
+fn file_size(file: &File) -> Result<u64, DiskError> {
+    use std::os::unix::fs::FileTypeExt;
+    let metadata = file.metadata().map_err(DiskError::io("look at"))?;
+    if metadata.is_file() {
+        return Ok(metadata.len());
+    }
+    if metadata.file_type().is_block_device() {
+        return rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+            .map_err(|errno| DiskError::io("measure")(errno.into()));
+    }
+    Err(DiskError::NotAFile)
+}

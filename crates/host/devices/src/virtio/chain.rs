@@ -195,6 +195,18 @@ impl ChainWriter<'_> {
         self.cursor.left
     }
 
+    /// Leaves the next `count` bytes as they are.
+    pub fn skip(&mut self, count: usize) -> Result<(), ChainError> {
+        if self.cursor.left < count {
+            return Err(ChainError::TooShort);
+        }
+        let mut left = count;
+        while left > 0 {
+            left -= self.cursor.piece(left).ok_or(ChainError::TooShort)?.len;
+        }
+        Ok(())
+    }
+
     /// Bytes written.
     pub fn written(&self) -> u32 {
         // A chain is at most 2^32 - 1 bytes long.

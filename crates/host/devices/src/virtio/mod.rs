@@ -1,5 +1,6 @@
 //! Virtio 1.2 devices behind the MMIO transport.
 
+pub mod block;
 mod chain;
 mod interrupt;
 mod mmio;

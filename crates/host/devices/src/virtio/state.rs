@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use virtio_queue::{Queue, QueueState, QueueT};
 
+use super::block::BlockState;
 use super::rng::RngState;
 use crate::GuestMemory;
 
@@ -165,4 +166,6 @@ pub enum RestoreError {
 pub enum DeviceState {
     /// Entropy.
     Rng(RngState),
+    /// Disk.
+    Block(BlockState),
 }

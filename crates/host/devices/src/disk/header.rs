@@ -1,0 +1,145 @@
+//! The first page of a layer file.
+//!
+//! ```text
+//!   0        magic "forkdlyr"
+//!   8   u32  version
+//!   12  u32  block size
+//!   16  u64  size of the disk in bytes
+//!   24  u64  most bytes of data the layer takes; 0 is no limit
+//!   32  u64  where the map begins
+//!   40  u64  where data begins
+//!   48  u32  CRC-32 of the 48 bytes before
+//!   ...      zero up to 4096
+//! ```
+//!
+//! Numbers are little-endian. Then comes the map with two bits for each block, and then the blocks, each at
+//! its own place, in a sparse file.
+
+use super::{DiskError, SECTOR};
+
+/// The unit of allocation.
+pub const BLOCK: u64 = 4096;
+/// The largest disk.
+pub const MAX_DISK: u64 = 1 << 44;
+pub(super) const VERSION: u32 = 1;
+pub(super) const HEADER_LEN: usize = 4096;
+
+const MAGIC: [u8; 8] = *b"forkdlyr";
+const CHECKED: usize = 48;
+const BLOCKS_PER_MAP_BYTE: u64 = 4;
+
+/// What a layer file says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerHeader {
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Most bytes of data the layer takes; 0 is no limit.
+    pub max_bytes: u64,
+}
+
+impl LayerHeader {
+    /// A header, if the size can be that of a disk.
+    pub fn new(size: u64, max_bytes: u64) -> Result<Self, DiskError> {
+        if size == 0 || size > MAX_DISK || !size.is_multiple_of(SECTOR) {
+            return Err(DiskError::Size { size });
+        }
+        Ok(Self { size, max_bytes })
+    }
+
+    /// Number of blocks.
+    pub(super) fn blocks(self) -> u64 {
+        self.size.div_ceil(BLOCK)
+    }
+
+    /// Where the map begins.
+    pub(super) fn map_offset(self) -> u64 {
+        HEADER_LEN as u64
+    }
+
+    /// Length of the map, whole pages.
+    pub(super) fn map_len(self) -> u64 {
+        self.blocks()
+            .div_ceil(BLOCKS_PER_MAP_BYTE)
+            .next_multiple_of(BLOCK)
+    }
+
+    /// Where data begins.
+    pub(super) fn data_offset(self) -> u64 {
+        self.map_offset() + self.map_len()
+    }
+
+    /// Length of the file.
+    pub(super) fn file_len(self) -> u64 {
+        self.data_offset() + self.blocks() * BLOCK
+    }
+
+    /// The first page of the file.
+    pub(super) fn encode(self) -> [u8; HEADER_LEN] {
+        let mut page = [0; HEADER_LEN];
+        page[..8].copy_from_slice(&MAGIC);
+        page[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        page[12..16].copy_from_slice(&(BLOCK as u32).to_le_bytes());
+        page[16..24].copy_from_slice(&self.size.to_le_bytes());
+        page[24..32].copy_from_slice(&self.max_bytes.to_le_bytes());
+        page[32..40].copy_from_slice(&self.map_offset().to_le_bytes());
+        page[40..48].copy_from_slice(&self.data_offset().to_le_bytes());
+        let sum = crc32fast::hash(&page[..CHECKED]);
+        page[CHECKED..CHECKED + 4].copy_from_slice(&sum.to_le_bytes());
+        page
+    }
+
+    /// Reads the first page of a file, which is not trusted.
+    pub(super) fn decode(page: &[u8; HEADER_LEN]) -> Result<Self, DiskError> {
+        let word =
+            |at: usize| u32::from_le_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if page[..8] != MAGIC {
+            return Err(DiskError::Damaged("it does not begin like one"));
+        }
+        if crc32fast::hash(&page[..CHECKED]) != word(CHECKED) {
+            return Err(DiskError::Damaged("the checksum of its header is wrong"));
+        }
+        let version = word(8);
+        if version != VERSION {
+            return Err(DiskError::Version { found: version });
+        }
+        if u64::from(word(12)) != BLOCK {
+            return Err(DiskError::Damaged("its block size is not 4096"));
+        }
+        let header = Self::new(long(16), long(24))?;
+        if long(32) != header.map_offset() || long(40) != header.data_offset() {
+            return Err(DiskError::Damaged("its parts are not where they belong"));
+        }
+        if page[CHECKED + 4..].iter().any(|byte| *byte != 0) {
+            return Err(DiskError::Damaged("its header has something after the end"));
+        }
+        Ok(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_survives_and_a_flipped_bit_does_not() {
+        let header = LayerHeader::new(10 << 30, 1 << 20).unwrap();
+        let page = header.encode();
+        assert_eq!(LayerHeader::decode(&page).unwrap(), header);
+        for byte in 0..HEADER_LEN {
+            let mut page = page;
+            page[byte] ^= 0x10;
+            assert!(LayerHeader::decode(&page).is_err(), "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_none_are_refused() {
+        for size in [0, 511, 513, MAX_DISK + 512, u64::MAX] {
+            assert!(LayerHeader::new(size, 0).is_err(), "{size}");
+        }
+        let odd = LayerHeader::new(512 * 9, 0).unwrap();
+        assert_eq!(odd.blocks(), 2);
+        assert_eq!(odd.file_len(), 4096 * 4);
+    }
+}

@@ -1,0 +1,41 @@
+//! A disk's part on the device thread.
+
+use super::Block;
+use super::request::{BOUNCE, Worker, weight};
+use crate::virtio::{DeviceError, Verdict};
+
+const QUEUE: usize = 0;
+/// What is kept of the bounce buffer between two rings of the doorbell.
+const KEEP: usize = BOUNCE / 4;
+
+impl Block {
+    pub(super) fn timer_fired(&mut self) -> Result<(), DeviceError> {
+        self.limiter.on_timer();
+        self.serve()
+    }
+
+    pub(super) fn serve(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let (limiter, metrics) = (&mut self.limiter, &self.metrics);
+        let mut worker = Worker {
+            disk: self.disk.as_mut(),
+            serial: &self.serial,
+            bounce: &mut self.bounce,
+            metrics,
+        };
+        let result = active.drain(QUEUE, |memory, chain| {
+            if !limiter.ready() {
+                metrics.throttled.inc();
+                return Ok(Verdict::Hold);
+            }
+            limiter.charge(weight(memory, chain));
+            worker.run(memory, chain).map(Verdict::Used)
+        });
+        self.bounce.truncate(KEEP);
+        self.bounce.shrink_to(KEEP);
+        self.measure();
+        result
+    }
+}

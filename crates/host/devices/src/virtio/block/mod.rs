@@ -1,0 +1,11 @@
+//! Disks.
+
+mod device;
+mod event_handler;
+mod metrics;
+mod request;
+mod state;
+
+pub use device::Block;
+pub use metrics::BlockMetrics;
+pub use state::BlockState;

@@ -1,0 +1,1 @@
+//! The daemon that owns every sandbox and snapshot of a host.

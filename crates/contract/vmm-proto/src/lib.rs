@@ -14,6 +14,7 @@
 //! kernel, filling one does not. Every command is answered by exactly one [`Reply`] with the same
 //! sequence number; [`Event`]s come unasked in between.
 
+mod cmdline;
 mod command;
 mod event;
 mod layer;
@@ -22,6 +23,7 @@ pub mod spawn;
 mod spec;
 mod wire;
 
+pub use cmdline::LINUX_CMDLINE;
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
 pub use event::{Event, ExitCode, StopCause};
 pub use layer::EmptyLayer;
@@ -41,3 +43,6 @@ pub const READY_PORT: u32 = 1;
 
 /// The vsock port that the agent listens on inside the guest.
 pub const AGENT_PORT: u32 = 1024;
+
+/// The I/O port on which a guest without sockets says that it is ready, by writing any byte.
+pub const READY_IO_PORT: u16 = 0x5f0;

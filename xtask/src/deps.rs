@@ -3,7 +3,7 @@
 //! `contract` is shared, `front` speaks HTTP to the daemon, `control` starts the programs of `host` and never links
 //! them, `guest` knows nothing of the outside but the protocol it speaks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::process::Command;
 
@@ -69,6 +69,8 @@ const BANNED: &[&str] = &[
     "tun",
 ];
 
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
 pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
     Ok(judge(&Graph::of_workspace(&tree.root)?))
 }
@@ -76,14 +78,12 @@ pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
 #[derive(Debug, Default)]
 struct Graph {
     members: Vec<Member>,
-    /// Every package, with what it pulls into a build (not its tests).
+    /// Every package as `name version`, with what it pulls into a build (not its tests).
     uses: BTreeMap<String, BTreeSet<String>>,
-    names: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone)]
 struct Member {
-    id: String,
     name: String,
     /// Folder from the top of the tree.
     folder: String,
@@ -141,7 +141,7 @@ fn judge(graph: &Graph) -> Vec<Finding> {
             }
         }
         for name in rows_for(FORBIDDEN_DEEP, place).flat_map(|them| them.iter()) {
-            if let Some(way) = graph.way(&member.id, name) {
+            if let Some(way) = graph.way(&member.name, name) {
                 complain(format!(
                     "{place} must not reach the crate {name}: {}",
                     way.join(" > ")
@@ -157,7 +157,7 @@ fn banned(graph: &Graph) -> Vec<Finding> {
     let mut findings = Vec::new();
     for member in &graph.members {
         for name in BANNED {
-            if let Some(way) = graph.way(&member.id, name) {
+            if let Some(way) = graph.way(&member.name, name) {
                 let manifest = format!("{}/Cargo.toml", member.folder);
                 let message = format!("the crate {name} is banned: {}", way.join(" > "));
                 findings.push(Finding::in_file(&manifest, message));
@@ -183,18 +183,23 @@ fn matches_any(place: &str, patterns: &[&str]) -> bool {
 }
 
 impl Graph {
-    /// The shortest chain of names from a package to one called `goal`.
+    /// The shortest chain of names from a crate of ours to one called `goal`.
     fn way(&self, from: &str, goal: &str) -> Option<Vec<String>> {
-        let mut queue = std::collections::VecDeque::from([vec![from.to_owned()]]);
-        let mut seen = BTreeSet::from([from.to_owned()]);
+        let starts = self.uses.keys().filter(|package| name_of(package) == from);
+        let mut queue: VecDeque<Vec<&str>> = starts.map(|start| vec![start.as_str()]).collect();
+        let mut seen = BTreeSet::new();
         while let Some(path) = queue.pop_front() {
-            let last = path.last()?;
-            if path.len() > 1 && self.names.get(last).is_some_and(|name| name == goal) {
-                return Some(path.iter().map(|id| self.names[id].clone()).collect());
+            let last = *path.last()?;
+            if name_of(last) == goal {
+                return Some(
+                    path.iter()
+                        .map(|package| name_of(package).to_owned())
+                        .collect(),
+                );
             }
             for next in self.uses.get(last).into_iter().flatten() {
-                if seen.insert(next.clone()) {
-                    queue.push_back([path.as_slice(), std::slice::from_ref(next)].concat());
+                if seen.insert(next) {
+                    queue.push_back([path.as_slice(), &[next.as_str()]].concat());
                 }
             }
         }
@@ -202,36 +207,31 @@ impl Graph {
     }
 
     fn of_workspace(root: &Path) -> anyhow::Result<Self> {
-        let output = Command::new("cargo")
-            .args([
-                "metadata",
-                "--format-version",
-                "1",
-                "--filter-platform",
-                "x86_64-unknown-linux-gnu",
-            ])
-            .current_dir(root)
-            .output()
-            .context("cannot run cargo metadata")?;
-        if !output.status.success() {
-            bail!(
-                "cargo metadata failed: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-        let metadata: Metadata = serde_json::from_slice(&output.stdout)
-            .context("cannot read what cargo metadata says")?;
-        Ok(Self::from_metadata(metadata, root))
+        let metadata = cargo(root, &["metadata", "--format-version", "1", "--no-deps"])?;
+        let metadata: Metadata =
+            serde_json::from_str(&metadata).context("cannot read what cargo metadata says")?;
+        // What `cargo metadata` resolves contains optional packages that no build has; the tree does not.
+        let tree = cargo(
+            root,
+            &[
+                "tree",
+                "--workspace",
+                "-e",
+                "normal",
+                "--target",
+                TARGET,
+                "--prefix",
+                "depth",
+            ],
+        )?;
+        let mut graph = Self::from_metadata(metadata, root);
+        graph.uses = parse_tree(&tree);
+        Ok(graph)
     }
 
     fn from_metadata(metadata: Metadata, root: &Path) -> Self {
-        let workspace: BTreeSet<String> = metadata.workspace_members.into_iter().collect();
         let mut graph = Self::default();
         for package in metadata.packages {
-            graph.names.insert(package.id.clone(), package.name.clone());
-            if !workspace.contains(&package.id) {
-                continue;
-            }
             let folder = Path::new(&package.manifest_path)
                 .parent()
                 .and_then(|folder| folder.strip_prefix(root).ok())
@@ -243,35 +243,65 @@ impl Graph {
                 .map(|dependency| (dependency.name, dependency.kind.as_deref() == Some("dev")))
                 .collect();
             graph.members.push(Member {
-                id: package.id,
                 name: package.name,
                 folder,
                 dependencies,
             });
         }
-        for node in metadata.resolve.nodes {
-            let uses = node
-                .deps
-                .into_iter()
-                .filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind.is_none()))
-                .map(|dep| dep.pkg)
-                .collect();
-            graph.uses.insert(node.id, uses);
-        }
         graph
     }
+}
+
+fn cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new("cargo")
+        .args(arguments)
+        .current_dir(root)
+        .output()
+        .with_context(|| format!("cannot run cargo {}", arguments[0]))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("cargo {} failed: {}", arguments[0], said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Lines like `2serde v1.0.229 (*)`: how deep, what, which version. What a package uses follows at its first mention.
+fn parse_tree(text: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut stack: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let digits = line.chars().take_while(char::is_ascii_digit).count();
+        let (depth, rest) = line.split_at(digits);
+        let Ok(depth) = depth.parse::<usize>() else {
+            continue;
+        };
+        let mut words = rest.split_whitespace();
+        let (Some(name), Some(version)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let package = format!("{name} {version}");
+        stack.truncate(depth);
+        if let Some(user) = stack.last() {
+            uses.entry(user.clone())
+                .or_default()
+                .insert(package.clone());
+        }
+        stack.push(package);
+    }
+    uses
+}
+
+fn name_of(package: &str) -> &str {
+    package.split(' ').next().unwrap_or(package)
 }
 
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
-    workspace_members: Vec<String>,
-    resolve: Resolve,
 }
 
 #[derive(Deserialize)]
 struct Package {
-    id: String,
     name: String,
     manifest_path: String,
     dependencies: Vec<Dependency>,
@@ -280,28 +310,6 @@ struct Package {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
-    kind: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Resolve {
-    nodes: Vec<Node>,
-}
-
-#[derive(Deserialize)]
-struct Node {
-    id: String,
-    deps: Vec<NodeDependency>,
-}
-
-#[derive(Deserialize)]
-struct NodeDependency {
-    pkg: String,
-    dep_kinds: Vec<DependencyKind>,
-}
-
-#[derive(Deserialize)]
-struct DependencyKind {
     kind: Option<String>,
 }
 
@@ -314,7 +322,6 @@ mod tests {
         let mut graph = Graph::default();
         for (folder, dependencies) in crates {
             graph.members.push(Member {
-                id: (*folder).to_owned(),
                 name: (*folder).to_owned(),
                 folder: (*folder).to_owned(),
                 dependencies: dependencies
@@ -329,11 +336,7 @@ mod tests {
             });
         }
         for (name, dependencies) in crates.iter().chain(others) {
-            graph.names.insert((*name).to_owned(), (*name).to_owned());
             let uses = dependencies.iter().filter(|d| !d.starts_with("dev:"));
-            for used in uses.clone() {
-                graph.names.insert((*used).to_owned(), (*used).to_owned());
-            }
             graph
                 .uses
                 .insert((*name).to_owned(), uses.map(|d| (*d).to_owned()).collect());
@@ -438,6 +441,15 @@ mod tests {
             messages(&bad),
             ["the crate ring is banned: tests/e2e > tls > ring"]
         );
+    }
+
+    #[test]
+    fn the_tree_is_read_with_its_repetitions() {
+        let uses = parse_tree("0a v1 (/x)\n1b v2\n2c v3\n1c v3 (*)\n\n0d v1 (/y)\n1b v2 (*)\n");
+        let of = |package: &str| uses[package].iter().map(String::as_str).collect::<Vec<_>>();
+        assert_eq!(of("a v1"), ["b v2", "c v3"]);
+        assert_eq!(of("b v2"), ["c v3"]);
+        assert_eq!(of("d v1"), ["b v2"]);
     }
 
     #[test]

@@ -1,0 +1,19 @@
+//! Starts real VMMs with real guests and gives tests a handle on them.
+//!
+//! A [`Kit`] owns one `forkd-spawn`, so everything a test starts ends with the kit. [`Kit::boot`] gives a
+//! [`Vm`] whose agent has answered; [`Vm::freeze`] cuts it into a [`Frozen`] that [`Kit::fork`] starts
+//! children from. No daemon is involved: this is the product below the controller.
+
+mod assets;
+mod disk;
+mod fds;
+mod frozen;
+mod kit;
+mod vm;
+
+pub use assets::Assets;
+pub use disk::Disk;
+pub use fds::Fds;
+pub use frozen::Frozen;
+pub use kit::{BootOptions, Kit};
+pub use vm::Vm;

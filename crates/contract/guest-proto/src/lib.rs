@@ -25,6 +25,8 @@
 //! An agent may live in a snapshot for years, so bodies are JSON: fields that a side does not know are
 //! ignored, fields that it misses have defaults, and what needs more than that is announced as a feature.
 
+#![cfg_attr(test, allow(clippy::indexing_slicing))]
+
 pub mod channel;
 mod control;
 mod error;

@@ -1,0 +1,65 @@
+//! What all connections share.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use forkd_guest_proto::Pong;
+
+use crate::process::{Processes, Reaper};
+
+/// What the agent is to the machine it runs in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// PID 1 of a sandbox.
+    Guest,
+    /// PID 1 of a machine that hosts sandboxes.
+    Machine,
+    /// An ordinary process.
+    Process,
+}
+
+impl Role {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Guest => "guest",
+            Self::Machine => "machine",
+            Self::Process => "process",
+        }
+    }
+}
+
+/// What all connections share.
+pub struct Agent {
+    pub role: Role,
+    pub started: Instant,
+    pub generation: RefCell<String>,
+    pub reaper: Rc<Reaper>,
+    pub processes: Rc<Processes>,
+}
+
+impl Agent {
+    pub fn new(role: Role, cgroup: Option<std::os::fd::OwnedFd>) -> Self {
+        let reaper = Rc::new(Reaper::default());
+        Self {
+            role,
+            started: Instant::now(),
+            generation: RefCell::default(),
+            processes: Rc::new(Processes::new(Rc::clone(&reaper), cgroup)),
+            reaper,
+        }
+    }
+
+    pub fn pong(&self) -> Pong {
+        let uname = rustix::system::uname();
+        Pong {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            generation: self.generation.borrow().clone(),
+            hostname: uname.nodename().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            role: self.role.name().to_owned(),
+            kernel: uname.release().to_string_lossy().into_owned(),
+        }
+    }
+}

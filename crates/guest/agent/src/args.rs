@@ -1,0 +1,68 @@
+//! The command line of an agent that is an ordinary process.
+
+use std::ffi::OsString;
+
+use crate::transport::Address;
+
+/// What was asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Args {
+    pub listen: Address,
+    pub token: Option<String>,
+}
+
+impl Args {
+    /// Reads `--listen ADDRESS` and `--token-file PATH`.
+    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Self, String> {
+        let mut listen = None;
+        let mut token = None;
+        let mut arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
+        while let Some(flag) = arguments.next() {
+            let mut value = || {
+                arguments
+                    .next()
+                    .ok_or_else(|| format!("{flag} needs a value"))
+            };
+            match flag.as_str() {
+                "--listen" => listen = Some(value()?.parse()?),
+                "--token-file" => {
+                    let path = value()?;
+                    let text = std::fs::read_to_string(&path)
+                        .map_err(|error| format!("cannot read {path}: {error}"))?;
+                    token = Some(text.trim().to_owned());
+                }
+                _ => {
+                    return Err(format!(
+                        "unknown argument {flag}; usage: forkd-agent --listen ADDRESS [--token-file PATH]"
+                    ));
+                }
+            }
+        }
+        let listen = listen.ok_or("--listen ADDRESS is needed")?;
+        Ok(Self { listen, token })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Args, String> {
+        Args::parse(arguments.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn arguments_are_read() {
+        let args = parse(&["--listen", "unix:/x"]).unwrap();
+        assert_eq!(
+            args,
+            Args {
+                listen: Address::Unix("/x".into()),
+                token: None
+            }
+        );
+        for wrong in [&[][..], &["--listen"], &["--listen", "x"], &["--port", "1"]] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

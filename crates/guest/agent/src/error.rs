@@ -1,0 +1,41 @@
+//! From failed system calls to what the host is told.
+
+use std::io;
+use std::path::Path;
+
+use forkd_guest_proto::{AgentError, ErrorCode};
+
+/// A failed system call, with what was tried.
+pub fn io(what: impl std::fmt::Display, error: &io::Error) -> AgentError {
+    let code = match error.kind() {
+        io::ErrorKind::NotFound => ErrorCode::NotFound,
+        io::ErrorKind::AlreadyExists => ErrorCode::Exists,
+        io::ErrorKind::PermissionDenied => ErrorCode::Permission,
+        io::ErrorKind::NotADirectory => ErrorCode::NotDirectory,
+        io::ErrorKind::IsADirectory => ErrorCode::IsDirectory,
+        io::ErrorKind::DirectoryNotEmpty => ErrorCode::NotEmpty,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
+        io::ErrorKind::InvalidInput => ErrorCode::BadRequest,
+        _ => ErrorCode::Io,
+    };
+    AgentError {
+        code,
+        message: format!("{what}: {error}"),
+        errno: error.raw_os_error(),
+    }
+}
+
+/// A failed system call on a path.
+pub fn at(what: &str, path: &Path, error: &io::Error) -> AgentError {
+    io(format_args!("cannot {what} {}", path.display()), error)
+}
+
+/// A field that makes no sense.
+pub fn bad(message: impl Into<String>) -> AgentError {
+    AgentError::new(ErrorCode::BadRequest, message)
+}
+
+/// The connection went away; nobody will read this.
+pub fn closed(_: crate::conn::Closed) -> AgentError {
+    AgentError::new(ErrorCode::Cancelled, "the connection is gone")
+}

@@ -1,0 +1,14 @@
+//! Processes: started, followed, signalled, reaped.
+
+mod follow;
+mod log;
+pub mod pump;
+mod reaper;
+pub mod spawn;
+mod supervise;
+mod table;
+pub mod users;
+
+pub use follow::{attach, exec, start, wait};
+pub use reaper::Reaper;
+pub use table::Processes;

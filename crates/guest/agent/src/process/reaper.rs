@@ -1,0 +1,52 @@
+//! Every child that ends is waited for, in one place.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::process::Command;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::sys::{self, Reaped};
+
+/// Knows which children somebody waits for. All children are started through it and on the one thread
+/// that also reaps, so none can end unnoticed in between.
+#[derive(Default)]
+pub struct Reaper {
+    waiting: RefCell<HashMap<u32, oneshot::Sender<Reaped>>>,
+}
+
+/// A child under way.
+pub struct Child {
+    pub pid: u32,
+    pub ended: oneshot::Receiver<Reaped>,
+}
+
+impl Reaper {
+    /// Starts a child.
+    pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        let child = command.spawn()?;
+        let (sender, ended) = oneshot::channel();
+        self.waiting.borrow_mut().insert(child.id(), sender);
+        Ok(Child {
+            pid: child.id(),
+            ended,
+        })
+    }
+
+    /// Reaps for ever: our own children and, for PID 1, everybody's orphans.
+    pub async fn run(&self) -> io::Result<()> {
+        let mut children = signal(SignalKind::child())?;
+        loop {
+            while let Some((pid, reaped)) = sys::reap_one() {
+                if let Some(sender) = self.waiting.borrow_mut().remove(&pid) {
+                    let _ = sender.send(reaped);
+                }
+            }
+            if children.recv().await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}

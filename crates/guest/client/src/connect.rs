@@ -1,0 +1,199 @@
+//! Getting a connection.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forkd_guest_proto::{Decoder, Frame, Hello, Kind, PROTOCOL_VERSION, feature, frame, window};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::Client;
+use crate::connection::{self, Connection};
+use crate::error::ConnectError;
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The secret of an agent that listens on TCP.
+    pub token: Option<String>,
+    /// How many bytes to hold per channel of each request.
+    pub window: u32,
+    /// How long the agent may take to say hello.
+    pub timeout: Duration,
+    /// Who we are, for people.
+    pub program: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            token: None,
+            window: window::DEFAULT,
+            timeout: Duration::from_secs(10),
+            program: concat!("forkd-guest-client ", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+}
+
+impl Client {
+    /// Says hello on a byte stream. Must be called within a tokio runtime, whose tasks then serve the
+    /// connection.
+    pub async fn connect<T>(io: T, options: Options) -> Result<Self, ConnectError>
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (mut reader, mut writer) = tokio::io::split(io);
+        let mut decoder = Decoder::new();
+        let mut rest = Vec::new();
+        let timeout = options.timeout;
+        let greeting = greet(&mut reader, &mut writer, &mut decoder, &mut rest, &options);
+        let peer = tokio::time::timeout(timeout, greeting)
+            .await
+            .map_err(|_| ConnectError::NoHello {
+                reason: format!("nothing came within {timeout:?}"),
+            })??;
+        let connection = Connection::start(peer, options.window, reader, writer, decoder, rest);
+        Ok(Self {
+            connection: Arc::clone(&connection),
+        })
+    }
+
+    /// Connects through the Unix socket of a VMM's vsock device to a port inside the guest.
+    pub async fn connect_vsock(
+        path: &Path,
+        port: u32,
+        options: Options,
+    ) -> Result<Self, ConnectError> {
+        let target = || format!("vsock port {port} through {}", path.display());
+        let failed = |source| ConnectError::Socket {
+            target: target(),
+            source,
+        };
+        let stream = UnixStream::connect(path).await.map_err(failed)?;
+        Self::connect_through(stream, port, options).await
+    }
+
+    /// As [`Self::connect_vsock`], on a socket that is connected already.
+    pub async fn connect_through<T>(
+        mut io: T,
+        port: u32,
+        options: Options,
+    ) -> Result<Self, ConnectError>
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let failed = |source| ConnectError::Socket {
+            target: format!("vsock port {port}"),
+            source,
+        };
+        let asking = async {
+            io.write_all(format!("CONNECT {port}\n").as_bytes()).await?;
+            let mut answer = Vec::new();
+            // Byte by byte: what follows the line belongs to the agent.
+            while answer.len() < 64 && answer.last() != Some(&b'\n') {
+                answer.push(io.read_u8().await?);
+            }
+            Ok(answer)
+        };
+        let answer: Vec<u8> = match tokio::time::timeout(options.timeout, asking).await {
+            Ok(answer) => answer.map_err(failed)?,
+            Err(_) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
+        };
+        if !answer.starts_with(b"OK") {
+            let answer = String::from_utf8_lossy(&answer).trim().to_owned();
+            return Err(ConnectError::Refused { port, answer });
+        }
+        Self::connect(io, options).await
+    }
+
+    /// Connects to an agent that listens on TCP.
+    pub async fn connect_tcp(address: &str, options: Options) -> Result<Self, ConnectError> {
+        let failed = |source| ConnectError::Socket {
+            target: address.to_owned(),
+            source,
+        };
+        let connecting = TcpStream::connect(address);
+        let stream = match tokio::time::timeout(options.timeout, connecting).await {
+            Ok(stream) => stream.map_err(failed)?,
+            Err(_) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
+        };
+        stream.set_nodelay(true).map_err(failed)?;
+        Self::connect(stream, options).await
+    }
+
+    /// Connects to an agent that listens on a Unix socket.
+    pub async fn connect_unix(path: &Path, options: Options) -> Result<Self, ConnectError> {
+        let failed = |source| ConnectError::Socket {
+            target: path.display().to_string(),
+            source,
+        };
+        Self::connect(UnixStream::connect(path).await.map_err(failed)?, options).await
+    }
+}
+
+async fn greet(
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
+    decoder: &mut Decoder,
+    rest: &mut Vec<u8>,
+    options: &Options,
+) -> Result<Hello, ConnectError> {
+    let failed = |what: &str, error: &dyn std::fmt::Display| ConnectError::NoHello {
+        reason: format!("{what}: {error}"),
+    };
+    let own = Hello {
+        version: PROTOCOL_VERSION,
+        features: feature::ALL.iter().map(ToString::to_string).collect(),
+        window: options.window,
+        program: options.program.clone(),
+        token: options.token.clone(),
+    };
+    let payload = serde_json::to_vec(&own).map_err(|error| failed("our own", &error))?;
+    let bytes = frame::encode(0, Kind::Hello, 0, &payload);
+    writer
+        .write_all(&bytes)
+        .await
+        .map_err(|error| failed("sending ours", &error))?;
+    let frame = first_frame(reader, decoder, rest).await?;
+    if frame.kind != Kind::Hello {
+        return Err(ConnectError::NoHello {
+            reason: "it said something else".to_owned(),
+        });
+    }
+    let hello: Hello =
+        serde_json::from_slice(&frame.payload).map_err(|error| failed("reading it", &error))?;
+    if hello.version != PROTOCOL_VERSION {
+        return Err(ConnectError::Version {
+            theirs: hello.version,
+            ours: PROTOCOL_VERSION,
+        });
+    }
+    Ok(hello)
+}
+
+async fn first_frame(
+    reader: &mut (impl AsyncRead + Unpin),
+    decoder: &mut Decoder,
+    rest: &mut Vec<u8>,
+) -> Result<Frame, ConnectError> {
+    let failed = |reason: String| ConnectError::NoHello { reason };
+    let mut buffer = vec![0; connection::READ_BUFFER];
+    loop {
+        let count = reader
+            .read(&mut buffer)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        if count == 0 {
+            return Err(failed("it closed the connection".to_owned()));
+        }
+        let mut bytes = buffer.get(..count).unwrap_or_default();
+        if let Some(frame) = decoder
+            .next(&mut bytes)
+            .map_err(|error| failed(error.to_string()))?
+        {
+            rest.extend_from_slice(bytes);
+            return Ok(frame);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What can go wrong between here and the agent.
+
+use forkd_guest_proto::{AgentError, ErrorCode};
+use thiserror::Error;
+
+/// A request failed.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The connection ended before the answer.
+    #[error("the connection to the agent ended: {reason}")]
+    Closed {
+        /// Why.
+        reason: String,
+    },
+    /// The agent refused, or could not do it.
+    #[error("the agent answered {}: {}", .0.code.name(), .0.message)]
+    Agent(AgentError),
+    /// The agent's answer makes no sense.
+    #[error("the agent's answer cannot be read")]
+    BadAnswer {
+        /// Why not.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The request does not fit into a frame.
+    #[error("a request of {size} bytes is too large")]
+    TooLarge {
+        /// Its size.
+        size: usize,
+    },
+    /// More came than the caller is ready to hold.
+    #[error("the answer is larger than {limit} bytes")]
+    OverLimit {
+        /// The limit.
+        limit: usize,
+    },
+    /// The near end of a transfer failed.
+    #[error("cannot {action} on this side")]
+    Local {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// The agent's code, if the agent answered.
+    #[must_use]
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Agent(error) => Some(error.code),
+            _ => None,
+        }
+    }
+}
+
+/// No connection came about.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// The socket could not be reached.
+    #[error("cannot connect to {target}")]
+    Socket {
+        /// What was tried.
+        target: String,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The VMM did not let us through to the port.
+    #[error("the VMM refused a connection to port {port}: {answer:?}")]
+    Refused {
+        /// The port.
+        port: u32,
+        /// What it said.
+        answer: String,
+    },
+    /// The agent did not say hello.
+    #[error("the agent did not say hello: {reason}")]
+    NoHello {
+        /// What happened instead.
+        reason: String,
+    },
+    /// The agent speaks another version.
+    #[error("the agent speaks version {theirs} of the protocol, not {ours}")]
+    Version {
+        /// Its version.
+        theirs: u32,
+        /// Our version.
+        ours: u32,
+    },
+}

@@ -1,0 +1,154 @@
+//! Warm interpreters.
+
+use forkd_guest_proto::{
+    EvalRequest, EvalResult, InterpInfo, InterpName, InterpStart, Request, channel,
+};
+
+use crate::exec::Output;
+use crate::stream::Stream;
+use crate::{Client, Error};
+
+/// Code that does not fit into a request follows it.
+const INLINE_CODE: usize = 128 * 1024;
+/// What a value may have at most.
+const MAX_RESULT: usize = 64 * 1024 * 1024;
+/// What is kept of each output by [`Client::eval`].
+const CAPTURE_LIMIT: usize = 16 * 1024 * 1024;
+
+/// A call under way. Dropped before its end, it is interrupted.
+pub struct Eval {
+    stream: Stream,
+    ended: [bool; 2],
+}
+
+impl Eval {
+    /// The next part of what it prints; `None` when there is no more.
+    pub async fn next_output(&mut self) -> Result<Option<Output>, Error> {
+        loop {
+            let [out, err] = self.ended;
+            if out && err {
+                return Ok(None);
+            }
+            let (index, found) = tokio::select! {
+                found = self.stream.receive(channel::OUT), if !out => (0, found?.map(Output::Stdout)),
+                found = self.stream.receive(channel::ERR), if !err => (1, found?.map(Output::Stderr)),
+            };
+            match found {
+                Some(found) => return Ok(Some(found)),
+                None => {
+                    if let Some(ended) = self.ended.get_mut(index) {
+                        *ended = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for its end. Output that was not taken is thrown away.
+    pub async fn wait(mut self) -> Result<EvalResult, Error> {
+        while self.next_output().await?.is_some() {}
+        let mut bulk = Vec::new();
+        while let Some(bytes) = self.stream.receive(channel::BULK).await? {
+            if bulk.len() + bytes.len() > MAX_RESULT {
+                return Err(Error::OverLimit { limit: MAX_RESULT });
+            }
+            bulk.extend_from_slice(&bytes);
+        }
+        let short: EvalResult = self.stream.response().await?;
+        if short.bulk.is_none() {
+            return Ok(short);
+        }
+        serde_json::from_slice(&bulk).map_err(|source| Error::BadAnswer { source })
+    }
+}
+
+/// A call that has ended, with what it printed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvalCapture {
+    /// What came of it.
+    pub result: EvalResult,
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+    /// More was printed than is kept here.
+    pub truncated: bool,
+}
+
+impl Client {
+    /// Runs code and follows what it prints.
+    pub async fn eval_stream(&self, mut request: EvalRequest) -> Result<Eval, Error> {
+        let following = (request.code.len() > INLINE_CODE).then(|| {
+            request.code_follows = true;
+            std::mem::take(&mut request.code)
+        });
+        let stream = self.open(&Request::Eval(request))?;
+        if let Some(code) = following {
+            stream.send(code.as_bytes()).await?;
+            stream.end_input();
+        }
+        Ok(Eval {
+            stream,
+            ended: [false; 2],
+        })
+    }
+
+    /// Runs code to its end and keeps up to 16 MiB of each output.
+    pub async fn eval(&self, request: EvalRequest) -> Result<EvalCapture, Error> {
+        let mut eval = self.eval_stream(request).await?;
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let mut truncated = false;
+        while let Some(output) = eval.next_output().await? {
+            let (kept, bytes) = match output {
+                Output::Stdout(bytes) => (&mut stdout, bytes),
+                Output::Stderr(bytes) => (&mut stderr, bytes),
+                Output::Lost(_) => continue,
+            };
+            let room = CAPTURE_LIMIT.saturating_sub(kept.len());
+            truncated |= bytes.len() > room;
+            kept.extend_from_slice(bytes.get(..room).unwrap_or(&bytes));
+        }
+        let result = eval.wait().await?;
+        truncated |= result.output_truncated;
+        Ok(EvalCapture {
+            result,
+            stdout,
+            stderr,
+            truncated,
+        })
+    }
+
+    /// Starts an interpreter and waits until it is warm.
+    pub async fn interp_start(&self, request: InterpStart) -> Result<InterpInfo, Error> {
+        self.call(&Request::InterpStart(Box::new(request))).await
+    }
+
+    /// The interpreters.
+    pub async fn interp_list(&self) -> Result<Vec<InterpInfo>, Error> {
+        self.call(&Request::InterpList).await
+    }
+
+    /// Interrupts the call under way.
+    pub async fn interp_interrupt(&self, name: &str) -> Result<(), Error> {
+        self.call(&Request::InterpInterrupt(InterpName {
+            name: name.to_owned(),
+        }))
+        .await
+    }
+
+    /// Replaces an interpreter and warms the new one up.
+    pub async fn interp_restart(&self, name: &str) -> Result<InterpInfo, Error> {
+        self.call(&Request::InterpRestart(InterpName {
+            name: name.to_owned(),
+        }))
+        .await
+    }
+
+    /// Ends an interpreter.
+    pub async fn interp_stop(&self, name: &str) -> Result<(), Error> {
+        self.call(&Request::InterpStop(InterpName {
+            name: name.to_owned(),
+        }))
+        .await
+    }
+}

@@ -1,0 +1,238 @@
+//! Running programs.
+
+use forkd_guest_proto::{
+    AttachRequest, Control, Event, ExecRequest, ExecResult, ProcessId, ProcessInfo, Request,
+    SignalRequest, Started, channel,
+};
+
+use crate::stream::{Handle, Stream};
+use crate::{Client, Error};
+
+/// What is kept of each output by [`Client::exec_capture`].
+const CAPTURE_LIMIT: usize = 16 * 1024 * 1024;
+
+/// A part of a process's output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Of standard output, or of a terminal.
+    Stdout(Vec<u8>),
+    /// Of standard error.
+    Stderr(Vec<u8>),
+    /// Bytes were lost because they were not taken in time.
+    Lost(u64),
+}
+
+/// A process that this side follows. One that was started with [`Client::exec`] is killed when this is
+/// dropped before its end.
+pub struct Exec {
+    stream: Stream,
+    started: Started,
+    ended: [bool; 3],
+}
+
+/// The way to a process's standard input.
+#[derive(Clone)]
+pub struct Stdin {
+    handle: Handle,
+}
+
+impl Stdin {
+    /// Writes all of it, as fast as the process reads.
+    pub async fn write(&self, bytes: &[u8]) -> Result<(), Error> {
+        self.handle.send(bytes).await
+    }
+
+    /// Says that no more comes.
+    pub fn close(&self) {
+        self.handle.end_input();
+    }
+}
+
+impl Exec {
+    async fn begin(stream: Stream) -> Result<Self, Error> {
+        match stream.expect_event().await? {
+            Event::Started(started) => Ok(Self {
+                stream,
+                started,
+                ended: [false; 3],
+            }),
+            other => Err(Error::Closed {
+                reason: format!("{other:?} before the process ran"),
+            }),
+        }
+    }
+
+    /// Its numbers.
+    #[must_use]
+    pub fn started(&self) -> Started {
+        self.started
+    }
+
+    /// The way to its standard input.
+    #[must_use]
+    pub fn stdin(&self) -> Stdin {
+        Stdin {
+            handle: self.stream.share(),
+        }
+    }
+
+    /// Sends a signal to its process group.
+    pub fn signal(&self, signal: i32) {
+        self.stream.control(&Control::Signal {
+            signal,
+            group: true,
+        });
+    }
+
+    /// Tells its terminal the size.
+    pub fn resize(&self, rows: u16, cols: u16) {
+        self.stream.control(&Control::Resize { rows, cols });
+    }
+
+    /// The next part of its output; `None` when there is no more.
+    pub async fn next_output(&mut self) -> Result<Option<Output>, Error> {
+        loop {
+            let [out, err, events] = self.ended;
+            if out && err && events {
+                return Ok(None);
+            }
+            let (index, found) = tokio::select! {
+                found = self.stream.receive(channel::OUT), if !out => (0, found?.map(Output::Stdout)),
+                found = self.stream.receive(channel::ERR), if !err => (1, found?.map(Output::Stderr)),
+                found = self.stream.next_event(), if !events => match found? {
+                    Some(Event::Lost { bytes, .. }) => (2, Some(Output::Lost(bytes))),
+                    Some(_) => continue,
+                    None => (2, None),
+                },
+            };
+            match found {
+                Some(found) => return Ok(Some(found)),
+                None => {
+                    if let Some(ended) = self.ended.get_mut(index) {
+                        *ended = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for its end. Output that was not taken is thrown away.
+    pub async fn wait(mut self) -> Result<ExecResult, Error> {
+        while self.next_output().await?.is_some() {}
+        self.stream.response().await
+    }
+}
+
+/// A process that has ended, with what it printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Captured {
+    /// How it ended.
+    pub result: ExecResult,
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+    /// More was printed than is kept here.
+    pub truncated: bool,
+}
+
+impl Client {
+    /// Starts a program and follows it.
+    pub async fn exec(&self, mut request: ExecRequest) -> Result<Exec, Error> {
+        request.background = false;
+        Exec::begin(self.open(&Request::Exec(Box::new(request)))?).await
+    }
+
+    /// Runs a program to its end and keeps up to 16 MiB of each output.
+    pub async fn exec_capture(&self, request: ExecRequest) -> Result<Captured, Error> {
+        self.exec_capture_with(request, &[], CAPTURE_LIMIT).await
+    }
+
+    /// Runs a program to its end, with input, and keeps up to `limit` bytes of each output.
+    pub async fn exec_capture_with(
+        &self,
+        mut request: ExecRequest,
+        input: &[u8],
+        limit: usize,
+    ) -> Result<Captured, Error> {
+        request.stdin = request.stdin || !input.is_empty();
+        let mut exec = self.exec(request).await?;
+        let stdin = exec.stdin();
+        let feeding = async {
+            stdin.write(input).await?;
+            stdin.close();
+            Ok::<(), Error>(())
+        };
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let mut truncated = false;
+        let collecting = async {
+            while let Some(output) = exec.next_output().await? {
+                let (kept, bytes) = match output {
+                    Output::Stdout(bytes) => (&mut stdout, bytes),
+                    Output::Stderr(bytes) => (&mut stderr, bytes),
+                    Output::Lost(_) => {
+                        truncated = true;
+                        continue;
+                    }
+                };
+                let room = limit.saturating_sub(kept.len());
+                truncated |= bytes.len() > room;
+                kept.extend_from_slice(bytes.get(..room).unwrap_or(&bytes));
+            }
+            exec.wait().await
+        };
+        let ((), result) = tokio::try_join!(feeding, collecting)?;
+        Ok(Captured {
+            result,
+            stdout,
+            stderr,
+            truncated,
+        })
+    }
+
+    /// Starts a program and lets it run.
+    pub async fn start(&self, mut request: ExecRequest) -> Result<Started, Error> {
+        request.background = true;
+        self.call(&Request::Exec(Box::new(request))).await
+    }
+
+    /// Follows a process. Dropping the handle does not end the process.
+    pub async fn attach(&self, request: AttachRequest) -> Result<Exec, Error> {
+        Exec::begin(self.open(&Request::Attach(request))?).await
+    }
+
+    /// The processes that the agent started and still knows.
+    pub async fn processes(&self) -> Result<Vec<ProcessInfo>, Error> {
+        self.call(&Request::Processes).await
+    }
+
+    /// Sends a signal.
+    pub async fn signal(&self, process: ProcessId, signal: i32, group: bool) -> Result<(), Error> {
+        self.call(&Request::Signal(SignalRequest {
+            process,
+            signal,
+            group,
+        }))
+        .await
+    }
+
+    /// Waits for the end of a process.
+    pub async fn wait(&self, process: ProcessId) -> Result<ExecResult, Error> {
+        self.call(&Request::Wait { process }).await
+    }
+
+    /// Kills a process if it still runs, and forgets it.
+    pub async fn forget(&self, process: ProcessId) -> Result<(), Error> {
+        self.call(&Request::Forget { process }).await
+    }
+
+    /// Tells a process's terminal the size.
+    pub async fn resize(&self, process: ProcessId, rows: u16, cols: u16) -> Result<(), Error> {
+        self.call(&Request::Resize {
+            process,
+            rows,
+            cols,
+        })
+        .await
+    }
+}

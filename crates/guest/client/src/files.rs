@@ -1,0 +1,220 @@
+//! Files.
+
+use forkd_guest_proto::{
+    Entry, Event, FileInfo, ListRequest, ListResult, MkdirRequest, ReadRequest, ReadResult,
+    RemoveRequest, RenameRequest, Request, SetAttrRequest, StatRequest, WatchEvent, WatchRequest,
+    WriteRequest, WriteResult, channel, frame::DATA_CHUNK,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::stream::Stream;
+use crate::{Client, Error};
+
+/// A file being read.
+pub struct FileReader {
+    stream: Stream,
+    info: FileInfo,
+}
+
+impl FileReader {
+    /// What it is.
+    #[must_use]
+    pub fn info(&self) -> &FileInfo {
+        &self.info
+    }
+
+    /// The next bytes; `None` after the last. A failure on the way is an error, never a short file.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        match self.stream.receive(channel::BULK).await? {
+            Some(bytes) => Ok(Some(bytes)),
+            None => {
+                let _: ReadResult = self.stream.response().await?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// A file being written. Dropped before [`Self::finish`], the write is cancelled.
+pub struct FileWriter {
+    stream: Stream,
+}
+
+impl FileWriter {
+    /// Writes, as fast as the guest takes it.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.stream.send(bytes).await
+    }
+
+    /// Ends the content and waits until it is in place.
+    pub async fn finish(self) -> Result<WriteResult, Error> {
+        self.stream.end_input();
+        self.stream.response().await
+    }
+}
+
+/// Changes to files, until dropped.
+pub struct Watch {
+    stream: Stream,
+}
+
+impl Watch {
+    /// The next changes.
+    pub async fn next(&mut self) -> Result<Vec<WatchEvent>, Error> {
+        loop {
+            if let Event::Changes { changes } = self.stream.expect_event().await? {
+                return Ok(changes);
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Opens a file for reading.
+    pub async fn read(&self, request: ReadRequest) -> Result<FileReader, Error> {
+        let stream = self.open(&Request::Read(request))?;
+        match stream.expect_event().await? {
+            Event::File(info) => Ok(FileReader { stream, info }),
+            other => Err(Error::Closed {
+                reason: format!("{other:?} before the file was open"),
+            }),
+        }
+    }
+
+    /// Reads a whole file of up to `limit` bytes.
+    pub async fn read_file(&self, path: &str, limit: usize) -> Result<Vec<u8>, Error> {
+        let request = ReadRequest {
+            path: path.to_owned(),
+            ..Default::default()
+        };
+        let mut reader = self.read(request).await?;
+        let mut content = Vec::new();
+        while let Some(bytes) = reader.next().await? {
+            if content.len() + bytes.len() > limit {
+                return Err(Error::OverLimit { limit });
+            }
+            content.extend_from_slice(&bytes);
+        }
+        Ok(content)
+    }
+
+    /// Copies a file to a writer; says how many bytes.
+    pub async fn download(
+        &self,
+        request: ReadRequest,
+        mut target: impl AsyncWrite + Unpin,
+    ) -> Result<u64, Error> {
+        let mut reader = self.read(request).await?;
+        let mut total = 0;
+        let failed = |source| Error::Local {
+            action: "write",
+            source,
+        };
+        while let Some(bytes) = reader.next().await? {
+            target.write_all(&bytes).await.map_err(failed)?;
+            total += bytes.len() as u64;
+        }
+        target.flush().await.map_err(failed)?;
+        Ok(total)
+    }
+
+    /// Opens a file for writing.
+    pub fn write(&self, request: WriteRequest) -> Result<FileWriter, Error> {
+        Ok(FileWriter {
+            stream: self.open(&Request::Write(request))?,
+        })
+    }
+
+    /// Writes a whole file.
+    pub async fn write_file(
+        &self,
+        request: WriteRequest,
+        content: &[u8],
+    ) -> Result<WriteResult, Error> {
+        let mut writer = self.write(request)?;
+        writer.write(content).await?;
+        writer.finish().await
+    }
+
+    /// Copies a reader to a file.
+    pub async fn upload(
+        &self,
+        request: WriteRequest,
+        mut source: impl AsyncRead + Unpin,
+    ) -> Result<WriteResult, Error> {
+        let mut writer = self.write(request)?;
+        let mut buffer = vec![0; DATA_CHUNK];
+        loop {
+            let count = source
+                .read(&mut buffer)
+                .await
+                .map_err(|source| Error::Local {
+                    action: "read",
+                    source,
+                })?;
+            if count == 0 {
+                return writer.finish().await;
+            }
+            writer
+                .write(buffer.get(..count).unwrap_or_default())
+                .await?;
+        }
+    }
+
+    /// What a path is, links followed.
+    pub async fn stat(&self, path: &str) -> Result<FileInfo, Error> {
+        self.stat_with(StatRequest {
+            path: path.to_owned(),
+            no_follow: false,
+        })
+        .await
+    }
+
+    /// What a path is.
+    pub async fn stat_with(&self, request: StatRequest) -> Result<FileInfo, Error> {
+        self.call(&Request::Stat(request)).await
+    }
+
+    /// Lists a directory.
+    pub async fn list(&self, request: ListRequest) -> Result<(Vec<Entry>, ListResult), Error> {
+        let stream = self.open(&Request::List(request))?;
+        let mut all = Vec::new();
+        while let Some(event) = stream.next_event().await? {
+            if let Event::Entries { entries } = event {
+                all.extend(entries);
+            }
+        }
+        Ok((all, stream.response().await?))
+    }
+
+    /// Makes a directory.
+    pub async fn mkdir(&self, request: MkdirRequest) -> Result<(), Error> {
+        self.call(&Request::Mkdir(request)).await
+    }
+
+    /// Renames.
+    pub async fn rename(&self, request: RenameRequest) -> Result<(), Error> {
+        self.call(&Request::Rename(request)).await
+    }
+
+    /// Removes.
+    pub async fn remove(&self, request: RemoveRequest) -> Result<(), Error> {
+        self.call(&Request::Remove(request)).await
+    }
+
+    /// Changes permissions or owner.
+    pub async fn set_attr(&self, request: SetAttrRequest) -> Result<(), Error> {
+        self.call(&Request::SetAttr(request)).await
+    }
+
+    /// Watches a file or directory. When this returns the watch is in place.
+    pub async fn watch(&self, request: WatchRequest) -> Result<Watch, Error> {
+        let stream = self.open(&Request::Watch(request))?;
+        match stream.expect_event().await? {
+            Event::Watching => Ok(Watch { stream }),
+            other => Err(Error::Closed {
+                reason: format!("{other:?} before the watch stood"),
+            }),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The guest as a machine.
+
+use forkd_guest_proto::{
+    ClockRequest, ClockState, IdentityReport, IdentityRequest, Metrics, NetworkRequest, Pong,
+    QuiesceReport, QuiesceRequest, Request, ShutdownRequest,
+};
+
+use crate::{Client, Error};
+
+impl Client {
+    /// Asks whether the agent answers.
+    pub async fn ping(&self) -> Result<Pong, Error> {
+        self.call(&Request::Ping).await
+    }
+
+    /// Reads the clocks, after setting the wall clock if asked.
+    pub async fn clock(&self, request: ClockRequest) -> Result<ClockState, Error> {
+        self.call(&Request::Clock(request)).await
+    }
+
+    /// Makes a fork a machine of its own.
+    pub async fn identity(&self, request: IdentityRequest) -> Result<IdentityReport, Error> {
+        self.call(&Request::Identity(Box::new(request))).await
+    }
+
+    /// What the guest uses.
+    pub async fn metrics(&self) -> Result<Metrics, Error> {
+        self.call(&Request::Metrics).await
+    }
+
+    /// Prepares the guest for a freeze.
+    pub async fn quiesce(&self, request: QuiesceRequest) -> Result<QuiesceReport, Error> {
+        self.call(&Request::Quiesce(request)).await
+    }
+
+    /// Sets up an interface.
+    pub async fn network(&self, request: NetworkRequest) -> Result<(), Error> {
+        self.call(&Request::Network(request)).await
+    }
+
+    /// Ends the guest. Returns when the guest has begun to go down.
+    pub async fn shutdown(&self, request: ShutdownRequest) -> Result<(), Error> {
+        self.call(&Request::Shutdown(request)).await
+    }
+}

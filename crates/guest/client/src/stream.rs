@@ -1,0 +1,301 @@
+//! One request: what came for it, and the credit both ways.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use forkd_guest_proto::window::{RecvWindow, SendWindow};
+use forkd_guest_proto::{Control, Event, Kind, MAX_PAYLOAD, Outcome, Request, channel, frame};
+use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
+
+use crate::connection::{Connection, lock};
+use crate::error::Error;
+
+/// What the reader task fills and the request's owner empties.
+pub struct State {
+    inner: Mutex<Inner>,
+    arrived: Notify,
+    credit: Notify,
+}
+
+struct Inner {
+    channels: [Channel; channel::COUNT],
+    send: SendWindow,
+    response: Option<Vec<u8>>,
+    lost: Option<String>,
+    /// Nobody reads any more; what comes is thrown away.
+    abandoned: bool,
+}
+
+struct Channel {
+    waiting: VecDeque<Vec<u8>>,
+    window: RecvWindow,
+    ended: bool,
+}
+
+impl State {
+    fn new(peer_window: u32, own_window: u32) -> Self {
+        let channel = |_| Channel {
+            waiting: VecDeque::new(),
+            window: RecvWindow::new(own_window),
+            ended: false,
+        };
+        Self {
+            inner: Mutex::new(Inner {
+                channels: std::array::from_fn(channel),
+                send: SendWindow::new(peer_window),
+                response: None,
+                lost: None,
+                abandoned: false,
+            }),
+            arrived: Notify::new(),
+            credit: Notify::new(),
+        }
+    }
+
+    fn push(&self, number: u8, bytes: Vec<u8>) -> Result<(), String> {
+        let mut inner = lock(&self.inner);
+        let abandoned = inner.abandoned;
+        let Some(channel) = inner.channels.get_mut(usize::from(number)) else {
+            return Err(format!("data on channel {number}, which does not exist"));
+        };
+        channel
+            .window
+            .receive(bytes.len())
+            .map_err(|overrun| overrun.to_string())?;
+        if !bytes.is_empty() && !abandoned {
+            channel.waiting.push_back(bytes);
+        }
+        drop(inner);
+        self.arrived.notify_waiters();
+        Ok(())
+    }
+
+    pub fn push_data(&self, number: u8, bytes: Vec<u8>) -> Result<(), String> {
+        if number == channel::EVENTS {
+            return Err("data on the channel of events".to_owned());
+        }
+        self.push(number, bytes)
+    }
+
+    pub fn push_event(&self, bytes: Vec<u8>) -> Result<(), String> {
+        self.push(channel::EVENTS, bytes)
+    }
+
+    pub fn end_channel(&self, number: u8) -> Result<(), String> {
+        let mut inner = lock(&self.inner);
+        match inner.channels.get_mut(usize::from(number)) {
+            Some(channel) => channel.ended = true,
+            None => return Err(format!("the end of channel {number}, which does not exist")),
+        }
+        drop(inner);
+        self.arrived.notify_waiters();
+        Ok(())
+    }
+
+    pub fn grant(&self, credit: u32) {
+        lock(&self.inner).send.add(credit);
+        self.credit.notify_waiters();
+    }
+
+    pub fn respond(&self, payload: Vec<u8>) {
+        lock(&self.inner).response = Some(payload);
+        self.arrived.notify_waiters();
+        self.credit.notify_waiters();
+    }
+
+    pub fn lose(&self, reason: &str) {
+        lock(&self.inner)
+            .lost
+            .get_or_insert_with(|| reason.to_owned());
+        self.arrived.notify_waiters();
+        self.credit.notify_waiters();
+    }
+}
+
+/// A request under way. Can be shared; does not cancel by itself.
+#[derive(Clone)]
+pub struct Handle {
+    connection: Arc<Connection>,
+    id: u32,
+    state: Arc<State>,
+}
+
+/// A request under way; cancelled when dropped before its answer.
+pub struct Stream {
+    handle: Handle,
+}
+
+impl std::ops::Deref for Stream {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl Stream {
+    /// Sends a request.
+    pub fn open(connection: &Arc<Connection>, request: &Request) -> Result<Self, Error> {
+        let payload = serde_json::to_vec(request).map_err(|source| Error::BadAnswer { source })?;
+        if payload.len() > MAX_PAYLOAD {
+            return Err(Error::TooLarge {
+                size: payload.len(),
+            });
+        }
+        let state = Arc::new(State::new(connection.peer.window, connection.window));
+        let id = connection.register(&state)?;
+        connection.send(id, Kind::Request, 0, &payload);
+        let handle = Handle {
+            connection: Arc::clone(connection),
+            id,
+            state,
+        };
+        Ok(Self { handle })
+    }
+
+    /// A second handle, which does not keep the request from being cancelled.
+    pub fn share(&self) -> Handle {
+        self.handle.clone()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let mut inner = lock(&self.state.inner);
+        inner.abandoned = true;
+        for channel in &mut inner.channels {
+            channel.waiting.clear();
+        }
+        let answered = inner.response.is_some() || inner.lost.is_some();
+        drop(inner);
+        if !answered {
+            self.connection.send_control(self.id, &Control::Cancel);
+        }
+    }
+}
+
+impl Handle {
+    /// The next bytes of a channel; `None` after the last.
+    pub async fn receive(&self, number: u8) -> Result<Option<Vec<u8>>, Error> {
+        self.wait_for(|inner| {
+            let answered = inner.response.is_some();
+            let channel = inner.channels.get_mut(usize::from(number))?;
+            if let Some(bytes) = channel.waiting.pop_front() {
+                if let Some(credit) = channel.window.consume(bytes.len()) {
+                    self.connection
+                        .send(self.id, Kind::Window, number, &credit.to_le_bytes());
+                }
+                return Some(Some(bytes));
+            }
+            (channel.ended || answered).then_some(None)
+        })
+        .await
+    }
+
+    /// The next event; `None` when no more come.
+    pub async fn next_event(&self) -> Result<Option<Event>, Error> {
+        match self.receive(channel::EVENTS).await? {
+            Some(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|source| Error::BadAnswer { source }),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the answer. Channels that nobody empties meanwhile hold the agent up.
+    pub async fn response<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        let payload = self.wait_for(|inner| inner.response.clone()).await?;
+        let outcome: Outcome<T> =
+            serde_json::from_slice(&payload).map_err(|source| Error::BadAnswer { source })?;
+        Result::from(outcome).map_err(Error::Agent)
+    }
+
+    /// Waits for an event that comes first; an answer instead of it is an error or none at all.
+    pub async fn expect_event(&self) -> Result<Event, Error> {
+        match self.next_event().await? {
+            Some(event) => Ok(event),
+            None => {
+                let _: serde_json::Value = self.response().await?;
+                Err(Error::Closed {
+                    reason: "the agent answered before it began".to_owned(),
+                })
+            }
+        }
+    }
+
+    /// Sends bytes on the input channel. Bytes for a request that has its answer are thrown away.
+    pub async fn send(&self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let wanted = bytes.len().min(frame::DATA_CHUNK);
+            let Some(granted) = self.reserve(wanted).await? else {
+                return Ok(());
+            };
+            let (now, rest) = bytes.split_at(granted);
+            self.connection.send(self.id, Kind::Data, channel::IN, now);
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Says that no more input comes.
+    pub fn end_input(&self) {
+        if lock(&self.state.inner).response.is_none() {
+            self.connection.send(self.id, Kind::End, channel::IN, &[]);
+        }
+    }
+
+    /// Says something about the request.
+    pub fn control(&self, control: &Control) {
+        if lock(&self.state.inner).response.is_none() {
+            self.connection.send_control(self.id, control);
+        }
+    }
+
+    async fn reserve(&self, wanted: usize) -> Result<Option<usize>, Error> {
+        loop {
+            let credit = self.state.credit.notified();
+            tokio::pin!(credit);
+            credit.as_mut().enable();
+            {
+                let mut inner = lock(&self.state.inner);
+                if let Some(reason) = &inner.lost {
+                    return Err(Error::Closed {
+                        reason: reason.clone(),
+                    });
+                }
+                if inner.response.is_some() {
+                    return Ok(None);
+                }
+                let granted = inner.send.take(wanted);
+                if granted > 0 {
+                    return Ok(Some(granted));
+                }
+            }
+            credit.await;
+        }
+    }
+
+    async fn wait_for<T>(
+        &self,
+        mut found: impl FnMut(&mut Inner) -> Option<T>,
+    ) -> Result<T, Error> {
+        loop {
+            let arrived = self.state.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
+            {
+                let mut inner = lock(&self.state.inner);
+                if let Some(found) = found(&mut inner) {
+                    return Ok(found);
+                }
+                if let Some(reason) = &inner.lost {
+                    return Err(Error::Closed {
+                        reason: reason.clone(),
+                    });
+                }
+            }
+            arrived.await;
+        }
+    }
+}

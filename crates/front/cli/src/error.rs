@@ -34,6 +34,11 @@ pub struct CliError {
 pub type CliResult = Result<Exit, CliError>;
 
 impl CliError {
+    /// An error and what the user can do about it.
+    pub fn new(error: anyhow::Error, hint: Option<String>) -> Self {
+        Self { error, hint }
+    }
+
     /// Adds what the user can do about it.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
@@ -59,11 +64,14 @@ impl CliError {
     }
 }
 
-impl<E: Into<anyhow::Error>> From<E> for CliError {
-    fn from(error: E) -> Self {
-        Self {
-            error: error.into(),
-            hint: None,
-        }
+impl From<anyhow::Error> for CliError {
+    fn from(error: anyhow::Error) -> Self {
+        Self { error, hint: None }
+    }
+}
+
+impl From<io::Error> for CliError {
+    fn from(error: io::Error) -> Self {
+        anyhow::Error::from(error).into()
     }
 }

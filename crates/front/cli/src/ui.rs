@@ -48,6 +48,12 @@ impl Ui {
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 
+    /// Asks for an answer on the same line.
+    pub fn ask(&self, text: impl Display) {
+        let mut stderr = io::stderr().lock();
+        let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
+    }
+
     /// A dimmed aside on stderr.
     pub fn aside(&self, text: impl Display) {
         self.talk(self.paint(DIM, &text.to_string()));

@@ -2,8 +2,53 @@
 //!
 //! It gives a KVM host to people who have none: a cloud runner without nested virtualisation, a
 //! laptop. Hardware acceleration where the host has it, software emulation where it must.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), forkd_machine::MachineError> {
+//! use forkd_machine::{Machine, MachineName, Silent, StartOptions};
+//!
+//! let name = MachineName::for_path("test", "/src/clone".as_ref()).expect("a legal prefix");
+//! let machine = Machine::named(name)?;
+//! let options = StartOptions { api_port: Some(0), ..Default::default() };
+//! machine.start(&options, &Silent).await?;
+//! let session = machine.connect().await?;
+//! session.push("./scenario".as_ref(), "/tmp/").await?;
+//! let done = session.run(&["/tmp/scenario", "--quick"]).await?;
+//! assert!(done.result.status.success());
+//! # Ok(())
+//! # }
+//! ```
 
+mod accel;
 pub mod dirs;
+mod disk;
+mod error;
+mod image;
+mod layout;
+mod lock;
+mod machine;
 mod name;
+mod process;
+pub mod programs;
+mod progress;
+mod qemu;
+mod qmp;
+mod record;
+mod seed;
+mod session;
+mod start;
+mod status;
+mod stop;
 
+pub use accel::{Accel, AccelChoice, InvalidAccel};
+pub use error::{MachineError, RecordProblem};
+pub use forkd_guest_client::{Captured, Exec, Output, Stdin};
+pub use forkd_guest_proto::{ExecRequest, ExecResult, ExitStatus, OnDisconnect, PtySize};
+pub use layout::Layout;
+pub use machine::Machine;
 pub use name::{InvalidMachineName, MachineName};
+pub use progress::{Progress, Silent, Step};
+pub use session::Session;
+pub use start::{DEFAULT_API_PORT, StartOptions, Started};
+pub use status::{RunStatus, State, Status};
+pub use stop::Stopped;

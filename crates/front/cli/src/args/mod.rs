@@ -1,12 +1,14 @@
 //! What can be typed. One file per subcommand; no behaviour here.
 
 mod completions;
+pub mod machine;
 mod man;
 mod r#where;
 
 use clap::{Parser, Subcommand};
 
 pub use completions::CompletionsArgs;
+pub use machine::MachineArgs;
 pub use man::ManArgs;
 pub use r#where::WhereArgs;
 
@@ -29,6 +31,8 @@ pub struct Cli {
 /// Every subcommand of `forkd`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Manage a VM in which KVM works, for hosts that have none
+    Machine(MachineArgs),
     /// Print where forkd keeps its files
     Where(WhereArgs),
     /// Print a completion script for a shell

@@ -1,0 +1,35 @@
+//! The programs of this build: where they are on the host.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The programs that belong into a machine.
+pub const NAMES: [&str; 6] = [
+    "forkd",
+    "forkd-controller",
+    "forkd-vmm",
+    "forkd-spawn",
+    "forkd-image",
+    "forkd-agent",
+];
+
+/// The folder with the programs of this build: the one `FORKD_PROGRAMS` names, else that of the
+/// running program.
+#[must_use]
+pub fn folder() -> Option<PathBuf> {
+    match env::var_os("FORKD_PROGRAMS") {
+        Some(folder) => Some(folder.into()),
+        None => env::current_exe().ok()?.parent().map(Path::to_owned),
+    }
+}
+
+/// A program of this build: beside the running one, else in `PATH`.
+#[must_use]
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    folder()
+        .into_iter()
+        .chain(env::split_paths(&path))
+        .map(|folder| folder.join(name))
+        .find(|candidate| candidate.is_file())
+}

@@ -1,0 +1,211 @@
+//! Files into a machine and out of it.
+
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use forkd_guest_client::Output;
+use forkd_guest_proto::{ExecRequest, FileKind, ReadRequest, WriteRequest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{Session, agent_error};
+use crate::error::{MachineError, file};
+
+impl Session {
+    /// Copies a file or a folder into the machine. A target that ends in a slash is the folder it
+    /// goes into.
+    pub async fn push(&self, from: &Path, to: &str) -> Result<(), MachineError> {
+        let metadata = fs::metadata(from).map_err(file("open", from))?;
+        let target = match (to.ends_with('/'), from.file_name()) {
+            (true, Some(name)) => format!("{to}{}", name.to_string_lossy()),
+            _ => to.to_owned(),
+        };
+        if metadata.is_dir() {
+            return self.push_folder(from, &target).await;
+        }
+        self.push_file(from, &target, metadata.permissions().mode() & 0o7777)
+            .await
+    }
+
+    pub(super) async fn push_file(
+        &self,
+        from: &Path,
+        to: &str,
+        mode: u32,
+    ) -> Result<(), MachineError> {
+        let source = tokio::fs::File::open(from)
+            .await
+            .map_err(file("open", from))?;
+        let request = WriteRequest {
+            path: to.to_owned(),
+            mode: Some(mode),
+            // A program that runs cannot be written to, only replaced.
+            atomic: true,
+            parents: true,
+            ..Default::default()
+        };
+        let action = format!("copy {} to {to} in the machine", from.display());
+        self.client
+            .upload(request, source)
+            .await
+            .map_err(agent_error(action))?;
+        Ok(())
+    }
+
+    async fn push_folder(&self, from: &Path, to: &str) -> Result<(), MachineError> {
+        let source = from.to_owned();
+        let packed = blocking(move || pack(&source))
+            .await
+            .map_err(file("pack", from))?;
+        let mut packed = tokio::fs::File::from_std(packed);
+        let action = || format!("copy {} to {to} in the machine", from.display());
+        let request = ExecRequest {
+            argv: [
+                "sh",
+                "-c",
+                "mkdir -p \"$1\" && exec tar -x -C \"$1\"",
+                "sh",
+                to,
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            stdin: true,
+            ..Default::default()
+        };
+        let mut exec = self
+            .client
+            .exec(request)
+            .await
+            .map_err(agent_error(action()))?;
+        let stdin = exec.stdin();
+        let feed = async {
+            let mut chunk = vec![0; 256 * 1024];
+            loop {
+                let length = packed.read(&mut chunk).await.map_err(file("read", from))?;
+                if length == 0 {
+                    stdin.close();
+                    return Ok::<(), MachineError>(());
+                }
+                let bytes = chunk.get(..length).unwrap_or_default();
+                stdin.write(bytes).await.map_err(agent_error(action()))?;
+            }
+        };
+        let mut complaint = Vec::new();
+        let listen = async {
+            while let Some(output) = exec.next_output().await.map_err(agent_error(action()))? {
+                if let Output::Stderr(bytes) = output {
+                    complaint.extend(bytes);
+                }
+            }
+            exec.wait().await.map_err(agent_error(action()))
+        };
+        let ((), result) = tokio::try_join!(feed, listen)?;
+        check(result.status.success(), &complaint, action())
+    }
+
+    /// Copies a file or a folder out of the machine. A target that is a folder is where a file goes.
+    pub async fn pull(&self, from: &str, to: &Path) -> Result<(), MachineError> {
+        let action = || format!("copy {from} out of the machine");
+        let info = self
+            .client
+            .stat(from)
+            .await
+            .map_err(agent_error(action()))?;
+        if info.kind == FileKind::Directory {
+            return self.pull_folder(from, to).await;
+        }
+        let target = match Path::new(from).file_name() {
+            Some(name) if to.is_dir() => to.join(name),
+            _ => to.to_owned(),
+        };
+        let staging = staging(&target);
+        let out = tokio::fs::File::create(&staging)
+            .await
+            .map_err(file("create", &staging))?;
+        let request = ReadRequest {
+            path: from.to_owned(),
+            ..Default::default()
+        };
+        if let Err(error) = self.client.download(request, out).await {
+            let _ = fs::remove_file(&staging);
+            return Err(agent_error(action())(error));
+        }
+        fs::set_permissions(&staging, fs::Permissions::from_mode(info.mode & 0o777))
+            .and_then(|()| fs::rename(&staging, &target))
+            .map_err(file("write", &target))
+    }
+
+    async fn pull_folder(&self, from: &str, to: &Path) -> Result<(), MachineError> {
+        let action = || format!("copy {from} out of the machine");
+        let request = ExecRequest {
+            argv: ["tar", "-c", "-C", from, "."].map(str::to_owned).to_vec(),
+            ..Default::default()
+        };
+        let packed = tempfile().map_err(file("create a temporary file for", to))?;
+        let mut packed = tokio::fs::File::from_std(packed);
+        let mut exec = self
+            .client
+            .exec(request)
+            .await
+            .map_err(agent_error(action()))?;
+        let mut complaint = Vec::new();
+        while let Some(output) = exec.next_output().await.map_err(agent_error(action()))? {
+            match output {
+                Output::Stdout(bytes) => {
+                    packed.write_all(&bytes).await.map_err(file("write", to))?;
+                }
+                Output::Stderr(bytes) => complaint.extend(bytes),
+                Output::Lost(_) => {}
+            }
+        }
+        let result = exec.wait().await.map_err(agent_error(action()))?;
+        check(result.status.success(), &complaint, action())?;
+        packed.flush().await.map_err(file("write", to))?;
+        let mut packed = packed.into_std().await;
+        let target = to.to_owned();
+        blocking(move || {
+            packed.seek(SeekFrom::Start(0))?;
+            fs::create_dir_all(&target)?;
+            tar::Archive::new(packed).unpack(&target)
+        })
+        .await
+        .map_err(file("unpack into", to))
+    }
+}
+
+fn check(success: bool, complaint: &[u8], action: String) -> Result<(), MachineError> {
+    if success {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(complaint).trim().to_owned();
+    Err(agent_error(action)(io::Error::other(text)))
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
+}
+
+fn pack(folder: &Path) -> io::Result<File> {
+    let mut builder = tar::Builder::new(tempfile()?);
+    builder.follow_symlinks(false);
+    builder.append_dir_all(".", folder)?;
+    let mut packed = builder.into_inner()?;
+    packed.seek(SeekFrom::Start(0))?;
+    Ok(packed)
+}
+
+/// A file without a name, which is gone when it is closed.
+fn tempfile() -> io::Result<File> {
+    tempfile::tempfile()
+}
+
+fn staging(target: &Path) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".part-{}", std::process::id()));
+    target.with_file_name(name)
+}

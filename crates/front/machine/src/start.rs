@@ -1,0 +1,341 @@
+//! Starting a machine, or seeing to it that it runs.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use forkd_types::MiB;
+use serde::Serialize;
+
+use crate::accel::{self, AccelChoice};
+use crate::error::MachineError;
+use crate::image::Image;
+use crate::machine::{Machine, kill};
+use crate::progress::{Progress, Step};
+use crate::qemu::{self, AGENT_PORT, API_PORT, Launch, Qemu};
+use crate::qmp::{Forward, Qmp};
+use crate::record::Record;
+use crate::session::Session;
+use crate::{disk, seed};
+
+/// Size of a new data disk. The file is sparse: it takes what is used.
+const DEFAULT_DISK: MiB = MiB(20 * 1024);
+const MIN_MEMORY: MiB = MiB(2 * 1024);
+const MAX_DEFAULT_MEMORY: MiB = MiB(8 * 1024);
+const MAX_DEFAULT_CPUS: u32 = 8;
+/// Port of the host for the daemon inside.
+pub const DEFAULT_API_PORT: u16 = 8889;
+/// How long a machine may take to answer. Seconds on an idle host; an emulated machine on a loaded
+/// one is slow.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
+/// How long a machine that has answered before may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// What a start was asked for; what is missing has a default.
+#[derive(Debug, Clone, Default)]
+pub struct StartOptions {
+    /// Processors.
+    pub cpus: Option<u32>,
+    /// Memory.
+    pub memory: Option<MiB>,
+    /// Size of the data disk.
+    pub disk: Option<MiB>,
+    /// Acceleration.
+    pub accel: AccelChoice,
+    /// Port of 127.0.0.1 for the daemon inside; 0 lets one be chosen.
+    pub api_port: Option<u16>,
+}
+
+/// A machine that runs and answers.
+#[derive(Debug, Clone, Serialize)]
+pub struct Started {
+    /// It ran before.
+    pub already_running: bool,
+    /// Port of 127.0.0.1 for the daemon inside.
+    pub api_port: u16,
+    /// Milliseconds from the start of QEMU to the first answer.
+    pub boot_ms: Option<u64>,
+    /// Names of the programs that were copied in.
+    pub programs: Vec<String>,
+    /// Whether the daemon inside runs.
+    pub daemon: bool,
+    /// What was asked for and needs a new start.
+    pub ignored: Vec<String>,
+}
+
+impl Machine {
+    /// Starts the machine and returns when it answers. One that runs is left as it is.
+    ///
+    /// Dropping the future ends a machine that has not answered yet.
+    pub async fn start(
+        &self,
+        options: &StartOptions,
+        progress: &dyn Progress,
+    ) -> Result<Started, MachineError> {
+        self.layout.create()?;
+        let _lock = self.lock(progress).await?;
+        let mut started = match self.live_record()? {
+            Some(record) => self.find_running(record, options, progress).await?,
+            None => {
+                self.clear_remains()?;
+                self.boot(options, progress).await?
+            }
+        };
+        started.programs = self.sync(progress).await?;
+        let renewed = started
+            .programs
+            .iter()
+            .any(|name| name == "forkd-controller");
+        started.daemon = self.ensure_daemon(renewed, progress).await?;
+        Ok(started)
+    }
+
+    async fn find_running(
+        &self,
+        mut record: Record,
+        options: &StartOptions,
+        progress: &dyn Progress,
+    ) -> Result<Started, MachineError> {
+        self.resume_if_paused(progress)?;
+        let limit = if record.boot_ms.is_some() {
+            ANSWER_LIMIT
+        } else {
+            BOOT_LIMIT
+        };
+        self.await_agent(&record, limit).await?;
+        if record.boot_ms.is_none() {
+            self.open_port().await?;
+            record.boot_ms = Some(unix_ms().saturating_sub(record.started_unix_ms));
+            record.write(&self.layout.record())?;
+        }
+        Ok(Started {
+            already_running: true,
+            api_port: record.api_port,
+            boot_ms: record.boot_ms,
+            programs: Vec::new(),
+            daemon: false,
+            ignored: differences(&record, options),
+        })
+    }
+
+    /// QEMU stops a VM whose writes find the host's disk full. With room again, it can go on.
+    fn resume_if_paused(&self, progress: &dyn Progress) -> Result<(), MachineError> {
+        let path = self.layout.qmp();
+        let qmp_error = |source| MachineError::Qmp {
+            path: path.clone(),
+            source,
+        };
+        let mut qmp = Qmp::connect(&path)?;
+        if qmp.status().map_err(qmp_error)? == "running" {
+            return Ok(());
+        }
+        disk::check_room(&self.layout.data_disk())?;
+        qmp.resume().map_err(qmp_error)?;
+        progress.step(&Step::Resumed);
+        Ok(())
+    }
+
+    async fn boot(
+        &self,
+        options: &StartOptions,
+        progress: &dyn Progress,
+    ) -> Result<Started, MachineError> {
+        let qemu = Qemu::find(&self.dirs)?;
+        let (accel, accel_reason) = accel::choose(options.accel, forkd_probe::probe)?;
+        progress.step(&Step::Image);
+        let image = Image::ensure(progress).await?;
+        progress.step(&Step::Disk);
+        let disk = disk::ensure(&self.layout.data_disk(), options.disk, DEFAULT_DISK)?;
+        let token = seed::new_token();
+        seed::write_token(&self.layout.token(), &token)?;
+        seed::write_initrd(&image.initramfs, &token, &self.layout.initrd())?;
+
+        let launch = Launch {
+            name: &self.name,
+            layout: &self.layout,
+            image: &image,
+            accel,
+            cpus: options.cpus.unwrap_or_else(default_cpus),
+            memory: options.memory.unwrap_or_else(default_memory),
+            api_port: options.api_port.unwrap_or(DEFAULT_API_PORT),
+        };
+        progress.step(&Step::Booting {
+            expectation: accel.expectation(),
+        });
+        let guard = BootGuard {
+            machine: self,
+            armed: true,
+        };
+        let begin = Instant::now();
+        let started_unix_ms = unix_ms();
+        let process = qemu::launch(&qemu, &launch)?;
+        let (api_port, agent_port) = self.ports()?;
+        let mut record = Record {
+            schema: Record::SCHEMA,
+            instance: seed::new_token(),
+            qemu: process,
+            qemu_version: qemu.version,
+            accel,
+            accel_reason,
+            cpus: launch.cpus,
+            memory: launch.memory,
+            disk,
+            api_port,
+            agent_port,
+            image: image.version.clone(),
+            started_unix_ms,
+            boot_ms: None,
+        };
+        record.write(&self.layout.record())?;
+        self.await_agent(&record, BOOT_LIMIT).await?;
+        let took = begin.elapsed();
+        self.open_port().await?;
+        record.boot_ms = Some(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+        record.write(&self.layout.record())?;
+        guard.disarm();
+        progress.step(&Step::Answered { after: took });
+        Ok(Started {
+            already_running: false,
+            api_port,
+            boot_ms: record.boot_ms,
+            programs: Vec::new(),
+            daemon: false,
+            ignored: Vec::new(),
+        })
+    }
+
+    /// Which host ports QEMU has bound, in the order daemon, agent.
+    fn ports(&self) -> Result<(u16, u16), MachineError> {
+        let path = self.layout.qmp();
+        let forwards = Qmp::connect(&path)?
+            .forwards()
+            .map_err(|source| MachineError::Qmp {
+                path: path.clone(),
+                source,
+            })?;
+        let host_port = |guest: u16| {
+            forwards
+                .iter()
+                .find(|Forward { guest_port, .. }| *guest_port == guest)
+                .map(|forward| forward.host_port)
+                .ok_or_else(|| MachineError::QemuFailed {
+                    message: format!("no host port leads to port {guest}"),
+                })
+        };
+        Ok((host_port(API_PORT)?, host_port(AGENT_PORT)?))
+    }
+
+    /// Waits until the agent answers. QEMU accepts connections before the machine does, so each
+    /// attempt ends with an answer or its own time limit.
+    async fn await_agent(&self, record: &Record, limit: Duration) -> Result<Session, MachineError> {
+        const ATTEMPT: Duration = Duration::from_secs(3);
+        let token = seed::read_token(&self.layout.token())?;
+        let deadline = Instant::now() + limit;
+        let mut pace = tokio::time::interval(Duration::from_millis(100));
+        pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            pace.tick().await;
+            if !record.qemu.is_alive() {
+                return Err(MachineError::DiedBooting {
+                    console: self.layout.console(),
+                });
+            }
+            match Session::open(record.agent_port, &token, ATTEMPT).await {
+                Ok(session) => return Ok(session),
+                Err(_) if Instant::now() < deadline => {}
+                Err(_) => {
+                    return Err(MachineError::NoAnswer {
+                        waited: limit,
+                        console: self.layout.console(),
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Ends a machine whose start was given up.
+struct BootGuard<'a> {
+    machine: &'a Machine,
+    armed: bool,
+}
+
+impl BootGuard<'_> {
+    fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for BootGuard<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            if let Some(process) = qemu::running(&self.machine.layout) {
+                let _ = kill(&process);
+            }
+            let _ = self.machine.clear_remains();
+        }
+    }
+}
+
+/// What was asked for in so many words and is different in the running machine.
+fn differences(record: &Record, options: &StartOptions) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut note = |differs: bool, text: String| {
+        if differs {
+            found.push(text);
+        }
+    };
+    if let Some(cpus) = options.cpus {
+        note(
+            cpus != record.cpus,
+            format!("--cpus {cpus} (it has {})", record.cpus),
+        );
+    }
+    if let Some(memory) = options.memory {
+        note(
+            memory != record.memory,
+            format!("--memory {memory} (it has {})", record.memory),
+        );
+    }
+    if let Some(disk) = options.disk {
+        note(
+            disk != record.disk,
+            format!("--disk {disk} (it has {})", record.disk),
+        );
+    }
+    if let Some(port) = options.api_port.filter(|port| *port != 0) {
+        note(
+            port != record.api_port,
+            format!("--port {port} (it has {})", record.api_port),
+        );
+    }
+    let wanted = match options.accel {
+        AccelChoice::Auto => None,
+        AccelChoice::Kvm => Some(accel::Accel::Kvm),
+        AccelChoice::Tcg => Some(accel::Accel::Tcg),
+    };
+    if let Some(wanted) = wanted {
+        note(
+            wanted != record.accel,
+            format!("--accel {wanted} (it has {})", record.accel),
+        );
+    }
+    found
+}
+
+fn default_cpus() -> u32 {
+    let host = std::thread::available_parallelism().map_or(2, |count| count.get() as u32);
+    host.clamp(2, MAX_DEFAULT_CPUS)
+}
+
+/// Half of the host's memory, within limits.
+fn default_memory() -> MiB {
+    let half = rustix::system::sysinfo().totalram / (2 * 1024 * 1024);
+    MiB(u32::try_from(half).unwrap_or(u32::MAX)).clamp(MIN_MEMORY, MAX_DEFAULT_MEMORY)
+}
+
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+        })
+}

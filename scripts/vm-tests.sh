@@ -1,10 +1,117 @@
 #!/usr/bin/env bash
 # The one place that runs the scenarios with real guests (tests/e2e): directly where the host's KVM is native, otherwise
-# in a machine of this clone, which ends with the run. Progress goes to stderr; stdout ends with `N passed, N failed`.
+# in a machine, which ends with the run. Arguments go to the test program (a filter, --list). Progress goes to stderr;
+# stdout ends with a line `N passed, N failed`.
+#
+# With --soak first: large repetition counts, one scenario at a time; what has passed with these programs is remembered.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-if [ ! -d tests/e2e ]; then
-    echo "0 passed, 0 failed"
-    exit 0
+soak=
+if [ "${1:-}" = --soak ]; then
+    soak=1
+    shift
 fi
-run cargo run -q -p xtask -- e2e "$@"
+
+# ---- what guests are made of
+
+# Fills a folder with links to what the cache has, and names it in `assets`.
+make_assets() {
+    assets=$(mktemp -d)
+    at_end 'rm -rf "$assets"'
+    local kernel
+    kernel=$("$bin/forkd-image" kernel)
+    ln -s "$kernel/vmlinux" "$kernel/vmlinuz" "$assets/"
+    ln -s "$("$bin/forkd-image" initramfs)" "$assets/initramfs"
+    ln -s "$("$bin/forkd-image" build python-numpy)" "$assets/python-numpy.ext4"
+}
+
+# ---- directly
+
+on_host() { FORKD_ASSETS=$assets run env FORKD_SOAK="$soak" "$bin/forkd-e2e" "$@"; }
+
+# ---- in a machine
+
+inside=/var/lib/forkd/e2e
+
+# Each run has a machine of its own, so that runs in two clones do not meet. A slot and its data disk are used again.
+take_slot() {
+    local slot
+    mkdir -p "$cache/test-slots"
+    for slot in {0..15}; do
+        exec 7>"$cache/test-slots/$slot"
+        if flock -n 7; then
+            export FORKD_MACHINE=test-$slot
+            return
+        fi
+    done
+    die "16 test runs are under way on this machine" "a lock is held below $cache/test-slots"
+}
+
+# The lock belongs to this shell: a machine that outlives it must not hold it.
+machine() { run "$bin/forkd" machine "$@" 7>&-; }
+ask_machine() { "$bin/forkd" machine exec --no-sync -- "$@" </dev/null 7>&-; }
+
+push_assets() {
+    local stamp
+    # Paths in the cache contain what they were made from.
+    stamp=$(readlink "$assets"/* | sha256sum | cut -c1-16)
+    if ask_machine test -e "$inside/$stamp"; then return 0; fi
+    say "    copying kernel and image into the machine"
+    ask_machine rm -rf "$inside"
+    ask_machine mkdir -p "$inside"
+    tar -C "$assets" --dereference --sparse -cf - . | "$bin/forkd" machine exec --no-sync -- tar -C "$inside" -xf - 7>&-
+    ask_machine touch "$inside/$stamp"
+}
+
+start_machine() {
+    take_slot
+    at_end 'say "    stopping the machine"; "$bin/forkd" machine stop >/dev/null 7>&-'
+    machine start --port 0
+    run push_assets
+    # The test program looks for the others beside itself.
+    local programs
+    programs=$(ask_machine sh -c 'dirname "$(command -v forkd-vmm)"')
+    machine cp "$bin/forkd-e2e" ":$programs/forkd-e2e"
+    test_program=$programs/forkd-e2e
+}
+
+in_machine() {
+    local variables=(--env "FORKD_ASSETS=$inside")
+    if [ -n "$soak" ]; then variables+=(--env FORKD_SOAK=1); fi
+    machine exec --no-sync "${variables[@]}" -- "$test_program" "$@"
+}
+
+# ---- soak
+
+run_soak() {
+    local key done_list name passed=0 failed=0
+    key=$(sha256sum "$bin"/forkd-{vmm,spawn,agent,e2e} | sha256sum | cut -c1-16)
+    done_list=$cache/soak/$key
+    mkdir -p "$cache/soak"
+    touch "$done_list"
+    while read -r name; do
+        if grep -qxF "$name" "$done_list"; then
+            say "    $name: passed before"
+            passed=$((passed + 1))
+        elif step "$name" "$place" --exact "$name" >&2; then
+            printf '%s\n' "$name" >>"$done_list"
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+        fi
+    done < <("$bin/forkd-e2e" --list "$@" 2>/dev/null | sed -n 's/: test$//p')
+    printf '%d passed, %d failed\n' "$passed" "$failed"
+    [ "$failed" -eq 0 ]
+}
+
+make_assets
+kvm=$(cargo run -q -p xtask -- probe)
+if [ "$kvm" = native ]; then
+    say "    guests run directly on /dev/kvm"
+    place=on_host
+else
+    say "    /dev/kvm is $kvm: guests run in a machine"
+    start_machine
+    place=in_machine
+fi
+if [ -n "$soak" ]; then run_soak "$@"; else "$place" "$@"; fi

@@ -37,6 +37,8 @@ enum Command {
     Unsafe,
     /// Words that do not belong in the tree
     Words,
+    /// Print what the probe says of this host's KVM, as one word
+    Probe,
 }
 
 fn main() -> ExitCode {
@@ -59,10 +61,18 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Docs => docs::check,
         Command::Unsafe => lint::check_unsafe,
         Command::Words => words::check,
+        Command::Probe => {
+            probe();
+            return Ok(true);
+        }
     };
     let findings = gate(&tree)?;
     for finding in &findings {
         println!("{finding}");
     }
     Ok(findings.is_empty())
+}
+
+fn probe() {
+    println!("{}", forkd_probe::probe().verdict.as_str());
 }

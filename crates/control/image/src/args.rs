@@ -35,6 +35,10 @@ pub enum Command {
     Kernel(KernelArgs),
     /// The initramfs: the modules a guest needs, and the agent as its first process.
     Initramfs(InitramfsArgs),
+    /// A root image out of a recipe.
+    Build(BuildArgs),
+    /// The image of the machine that `forkd machine` starts.
+    Machine(MachineArgs),
 }
 
 /// Which kernel.
@@ -75,6 +79,30 @@ pub struct InitramfsArgs {
     /// Who it is for.
     #[arg(long, value_enum, default_value_t = FlavourArg::Guest)]
     pub flavour: FlavourArg,
+}
+
+/// Arguments of `build`.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct BuildArgs {
+    /// The folder of a recipe, or the name of one that comes with the program: python-numpy.
+    pub recipe: String,
+    /// Copy the disk here as well, and its record beside it with the ending .json.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// Arguments of `machine`.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct MachineArgs {
+    /// Which kernel.
+    #[command(flatten)]
+    pub own: OwnKernel,
+    /// The agent, a static program. Without it, the forkd-agent beside this program.
+    #[arg(long, value_name = "FILE")]
+    pub agent: Option<PathBuf>,
+    /// Copy the machine's folder here as well.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 }
 
 /// Who an initramfs is for.

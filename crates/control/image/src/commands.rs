@@ -3,21 +3,31 @@
 use std::path::{Path, PathBuf};
 
 use forkd_image::cache::Cache;
-use forkd_image::debian::DebianError;
-use forkd_image::debian::mirror::Mirror;
+use forkd_image::debian::bootstrap::DebianRoot;
+use forkd_image::debian::mirror::{Mirror, MirrorChoice};
 use forkd_image::error::Error;
 use forkd_image::initramfs::Flavour;
 use forkd_image::kernel::Kernel;
 use forkd_image::progress::Progress;
-use forkd_image::{export, initramfs, kernel};
+use forkd_image::recipe::Recipe;
+use forkd_image::{export, image, initramfs, kernel, machine};
 use serde_json::{Value, json};
 
-use crate::args::{Args, Command, FlavourArg, InitramfsArgs, KernelArgs};
+use crate::args::{
+    Args, BuildArgs, Command, FlavourArg, InitramfsArgs, KernelArgs, MachineArgs, OwnKernel,
+};
 
 struct Context<'a> {
     args: &'a Args,
     cache: Cache,
+    mirror: MirrorChoice,
     progress: Progress,
+}
+
+/// What a command made.
+struct Answer {
+    path: PathBuf,
+    json: Value,
 }
 
 /// Runs the command that was typed.
@@ -25,6 +35,10 @@ pub fn run(args: &Args) -> Result<(), Error> {
     let context = Context {
         args,
         cache: Cache::of_user()?,
+        mirror: match &args.mirror {
+            Some(text) => MirrorChoice::Given(Mirror::given(text)?),
+            None => MirrorChoice::Host,
+        },
         progress: if args.quiet {
             Progress::silent()
         } else {
@@ -34,6 +48,8 @@ pub fn run(args: &Args) -> Result<(), Error> {
     let answer = match &args.command {
         Command::Kernel(args) => context.kernel(args)?,
         Command::Initramfs(args) => context.initramfs(args)?,
+        Command::Build(args) => context.build(args)?,
+        Command::Machine(args) => context.machine(args)?,
     };
     if args.json {
         println!("{:#}", answer.json);
@@ -43,47 +59,26 @@ pub fn run(args: &Args) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a command made.
-struct Answer {
-    path: PathBuf,
-    json: Value,
-}
-
 impl Context<'_> {
-    fn mirror(&self) -> Result<Mirror, DebianError> {
-        match &self.args.mirror {
-            Some(text) => Mirror::given(text),
-            None => Mirror::of_host(),
+    fn debian_kernel(&self) -> Result<Kernel, Error> {
+        let refresh = self.args.refresh;
+        let kernel = kernel::debian(&self.cache, &self.mirror, refresh, &self.progress)?;
+        Ok(kernel)
+    }
+
+    fn any_kernel(&self, own: &OwnKernel) -> Result<Kernel, Error> {
+        match &own.kernel {
+            Some(file) => {
+                let modules = own.modules.as_deref();
+                Ok(kernel::own(&self.cache, file, modules, &self.progress)?)
+            }
+            None => self.debian_kernel(),
         }
     }
 
-    fn debian_kernel(&self, refresh: bool) -> Result<Kernel, Error> {
-        let mirror = || self.mirror();
-        Ok(kernel::debian(
-            &self.cache,
-            mirror,
-            refresh,
-            &self.progress,
-        )?)
-    }
-
     fn kernel(&self, args: &KernelArgs) -> Result<Answer, Error> {
-        let kernel = match &args.own.kernel {
-            Some(file) => kernel::own(
-                &self.cache,
-                file,
-                args.own.modules.as_deref(),
-                &self.progress,
-            )?,
-            None => self.debian_kernel(self.args.refresh)?,
-        };
-        let folder = match &args.out {
-            Some(out) => {
-                export::copy(&kernel.folder, out)?;
-                out.clone()
-            }
-            None => kernel.folder.clone(),
-        };
+        let kernel = self.any_kernel(&args.own)?;
+        let folder = exported(&kernel.folder, args.out.as_deref())?;
         let path_of = |name: &str| {
             let path = folder.join(name);
             path.exists().then_some(path)
@@ -104,32 +99,87 @@ impl Context<'_> {
     }
 
     fn initramfs(&self, args: &InitramfsArgs) -> Result<Answer, Error> {
+        let agent = agent(args.agent.as_deref())?;
         let kernel = match &args.kernel_dir {
             Some(folder) => Kernel::open(folder)?,
-            None => self.debian_kernel(self.args.refresh)?,
+            None => self.debian_kernel()?,
         };
         let flavour = match args.flavour {
             FlavourArg::Guest => Flavour::Guest,
             FlavourArg::Machine => Flavour::Machine,
         };
-        let agent = agent(args.agent.as_deref())?;
         let made = initramfs::build(&self.cache, &kernel, &agent, flavour, &self.progress)?;
-        let path = match &args.out {
-            Some(out) => {
-                export::copy(&made, out)?;
-                out.clone()
-            }
-            None => made,
-        };
+        let path = exported(&made, args.out.as_deref())?;
         Ok(Answer {
             json: json!({
                 "initramfs": path,
                 "flavour": flavour.name(),
-                "kernel": kernel.record.version,
+                "kernel_version": kernel.record.version,
                 "agent": agent,
             }),
             path,
         })
+    }
+
+    fn build(&self, args: &BuildArgs) -> Result<Answer, Error> {
+        let recipe = Recipe::find(&args.recipe)?;
+        let source = DebianRoot {
+            recipe: &recipe,
+            cache: &self.cache,
+            mirror: &self.mirror,
+            kernel: None,
+        };
+        let refresh = self.args.refresh;
+        let image = image::build(&self.cache, &recipe, &source, refresh, &self.progress)?;
+        let beside = args.out.as_ref().map(|out| out.with_extension("json"));
+        let disk = exported(&image.disk(), args.out.as_deref())?;
+        let record = exported(&image.folder.join(image::RECORD), beside.as_deref())?;
+        Ok(Answer {
+            json: json!({
+                "disk": disk,
+                "record": record,
+                "name": image.record.name,
+                "digest": image.record.disk.digest,
+                "packages": image.record.packages.len(),
+            }),
+            path: disk,
+        })
+    }
+
+    fn machine(&self, args: &MachineArgs) -> Result<Answer, Error> {
+        let agent = agent(args.agent.as_deref())?;
+        let kernel = self.any_kernel(&args.own)?;
+        let machine = machine::build(
+            &self.cache,
+            &kernel,
+            &agent,
+            &self.mirror,
+            self.args.refresh,
+            &self.progress,
+        )?;
+        let folder = exported(&machine.folder, args.out.as_deref())?;
+        Ok(Answer {
+            json: json!({
+                "folder": folder,
+                "kernel_version": machine.record.kernel,
+                "vmlinuz": folder.join("vmlinuz"),
+                "initramfs": folder.join("initramfs.cpio"),
+                "root": folder.join(image::DISK),
+                "record": folder.join(image::RECORD),
+            }),
+            path: folder,
+        })
+    }
+}
+
+/// The path of a result: of a copy where one was asked for, else of the original in the cache.
+fn exported(made: &Path, out: Option<&Path>) -> Result<PathBuf, Error> {
+    match out {
+        Some(out) => {
+            export::copy(made, out)?;
+            Ok(out.to_owned())
+        }
+        None => Ok(made.to_owned()),
     }
 }
 

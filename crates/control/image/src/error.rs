@@ -7,9 +7,13 @@ use thiserror::Error;
 use crate::cache::CacheError;
 use crate::debian::DebianError;
 use crate::export::ExportError;
+use crate::image::ImageError;
 use crate::initramfs::InitramfsError;
 use crate::kernel::KernelError;
 use crate::kernel::modules::ModulesError;
+use crate::machine::MachineError;
+use crate::recipe::{Recipe, RecipeError};
+use crate::root::ext4::Ext4Error;
 use crate::tools::ToolError;
 
 /// Why a command failed.
@@ -21,6 +25,15 @@ pub enum Error {
     /// No initramfs.
     #[error("there is no initramfs")]
     Initramfs(#[from] InitramfsError),
+    /// No image.
+    #[error("there is no image")]
+    Image(#[from] ImageError),
+    /// No machine image.
+    #[error("there is no machine image")]
+    Machine(#[from] MachineError),
+    /// The recipe cannot be used.
+    #[error("there is no recipe to build")]
+    Recipe(#[from] RecipeError),
     /// No copy outside of the cache.
     #[error("the result could not be copied")]
     Export(#[from] ExportError),
@@ -71,6 +84,18 @@ fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     }
     if let Some(InitramfsError::NotStatic { .. }) = error.downcast_ref() {
         return Some("build forkd-agent with `make build`, which links it statically".into());
+    }
+    if let Some(Ext4Error::TooSmall { .. }) = error.downcast_ref() {
+        return Some(
+            "raise disk_mib in the recipe: the file is sparse, a larger one costs nothing".into(),
+        );
+    }
+    if let Some(RecipeError::Unknown { .. }) = error.downcast_ref() {
+        let names: Vec<_> = Recipe::built_in_names().collect();
+        return Some(format!(
+            "give the path of a folder with a recipe.toml, or one of: {}",
+            names.join(", ")
+        ));
     }
     None
 }

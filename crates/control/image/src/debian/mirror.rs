@@ -36,6 +36,26 @@ pub struct Mirror {
     archives: Vec<Archive>,
 }
 
+/// Which mirror to use: looked for only when something is missing from the cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum MirrorChoice {
+    /// The one the host's apt uses.
+    #[default]
+    Host,
+    /// One that was named.
+    Given(Mirror),
+}
+
+impl MirrorChoice {
+    /// The mirror.
+    pub fn resolve(&self) -> Result<Mirror, DebianError> {
+        match self {
+            Self::Host => Mirror::of_host(),
+            Self::Given(mirror) => Ok(mirror.clone()),
+        }
+    }
+}
+
 impl Mirror {
     /// A mirror given by the user.
     pub fn given(text: &str) -> Result<Self, DebianError> {

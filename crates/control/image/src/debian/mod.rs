@@ -1,6 +1,7 @@
 //! Debian: where its packages come from, and how they become kernels and roots.
 
 pub mod apt;
+pub mod bootstrap;
 pub mod mirror;
 
 use std::path::PathBuf;

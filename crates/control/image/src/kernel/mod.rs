@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
 use crate::debian::apt::{self, Apt};
-use crate::debian::mirror::Mirror;
+use crate::debian::mirror::{Mirror, MirrorChoice};
 use crate::debian::{DebianError, SUITE};
 use crate::digest;
 use crate::progress::Progress;
@@ -150,7 +150,7 @@ impl Kernel {
 /// Debian's cloud kernel, downloaded once and then taken from the cache until `refresh`.
 pub fn debian(
     cache: &Cache,
-    mirror: impl FnOnce() -> Result<Mirror, DebianError>,
+    mirror: &MirrorChoice,
     refresh: bool,
     progress: &Progress,
 ) -> Result<Kernel, KernelError> {
@@ -159,7 +159,7 @@ pub fn debian(
         &[LAYOUT, SUITE.as_bytes(), META_PACKAGE.as_bytes()],
     );
     let folder = cache.answer(Kind::Kernel, &question, refresh, progress, |staging| {
-        download(cache, &mirror()?, staging, progress)
+        download(cache, &mirror.resolve()?, staging, progress)
     })?;
     Kernel::open(&folder)
 }

@@ -1,0 +1,245 @@
+//! A root out of Debian's packages, by mmdebstrap, as a tar archive: no mounts, and with or without
+//! being root.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use thiserror::Error;
+
+use super::mirror::MirrorChoice;
+use super::{DebianError, apt, classify};
+use crate::cache::{Cache, CacheError, write_atomically};
+use crate::kernel::Kernel;
+use crate::progress::Progress;
+use crate::recipe::Recipe;
+use crate::root::tar::TarError;
+use crate::root::{PackageRecord, Root, RootError, RootSource, Source, tar};
+use crate::tools;
+
+/// What no guest reads. Copyright files stay, as the licences ask for.
+const LEFT_OUT: [&str; 7] = [
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-exclude=/usr/share/lintian/*",
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/bug/*",
+];
+
+/// Why there is no root.
+#[derive(Debug, Error)]
+pub enum BootstrapError {
+    /// Packages could not be had or installed.
+    #[error("Debian's packages could not be installed into the image")]
+    Debian(#[from] DebianError),
+    /// What came out is not a root.
+    #[error("the result of the installation cannot be used")]
+    Tar(#[from] TarError),
+    /// The list of packages cannot be read.
+    #[error("the image has no list of its packages")]
+    NoPackages(#[source] io::Error),
+}
+
+/// Debian's packages as a source of roots.
+#[derive(Debug)]
+pub struct DebianRoot<'a> {
+    /// Which packages.
+    pub recipe: &'a Recipe,
+    /// Whose packages are kept between builds.
+    pub cache: &'a Cache,
+    /// Where new ones come from.
+    pub mirror: &'a MirrorChoice,
+    /// A kernel whose modules go in.
+    pub kernel: Option<&'a Kernel>,
+}
+
+impl RootSource for DebianRoot<'_> {
+    fn fingerprint(&self) -> Vec<u8> {
+        let kernel = self.kernel.map(|kernel| &kernel.record);
+        let recipe = self.recipe.fingerprint();
+        serde_json::json!([LEFT_OUT, kernel, String::from_utf8_lossy(&recipe)])
+            .to_string()
+            .into_bytes()
+    }
+
+    fn fetch(&self, work: &Path, progress: &Progress) -> Result<Root, RootError> {
+        Ok(self.make(work, progress)?)
+    }
+}
+
+impl DebianRoot<'_> {
+    fn make(&self, work: &Path, progress: &Progress) -> Result<Root, BootstrapError> {
+        let archive = work.join("root.tar");
+        let start = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |time| time.as_secs() as i64);
+        let suite = &self.recipe.suite;
+        let step = progress.step(&format!(
+            "bootstrapping Debian {suite} for {}",
+            self.recipe.name
+        ));
+        self.bootstrap(work, &archive, &mut |line| {
+            if let Some(line) = line.strip_prefix("I: ").filter(|line| is_news(line)) {
+                step.note(line);
+            }
+        })?;
+        self.keep_packages(work)?;
+        let mut tree = tar::read(&archive)?;
+        tree.clamp_times(start);
+        let status = tree
+            .read("var/lib/dpkg/status")
+            .map_err(BootstrapError::NoPackages)?;
+        let packages = installed(&String::from_utf8_lossy(&status));
+        step.done(&format!("{} packages", packages.len()));
+        Ok(Root {
+            tree,
+            packages,
+            source: Source::Debian {
+                suite: suite.clone(),
+                variant: self.recipe.variant,
+            },
+            kernel: self.kernel.map(|kernel| kernel.record.version.clone()),
+        })
+    }
+
+    fn bootstrap(
+        &self,
+        work: &Path,
+        archive: &Path,
+        line: &mut dyn FnMut(&str),
+    ) -> Result<(), DebianError> {
+        let settings = work.join("apt.conf");
+        let text = format!("{}Acquire::Languages \"none\";\n", apt::reach_settings()?);
+        write_atomically(&settings, text.as_bytes())?;
+        let (pool, fresh) = (self.pool()?, work.join("debs"));
+        make_folder(&fresh)?;
+        let mut command = tools::bound_to_us("mmdebstrap");
+        // Its own working folder goes where a killed build is cleaned up.
+        command.env("TMPDIR", work);
+        command.args([
+            "--format=tar".to_owned(),
+            "--architectures=amd64".to_owned(),
+            format!("--variant={}", self.recipe.variant.name()),
+            format!("--include={}", self.recipe.packages.join(",")),
+            format!("--aptopt={}", settings.display()),
+            "--skip=essential/unlink".to_owned(),
+            "--setup-hook=mkdir -p \"$1/var/cache/apt/archives\"".to_owned(),
+            format!(
+                "--setup-hook=sync-in {} /var/cache/apt/archives",
+                quoted(&pool)
+            ),
+            format!(
+                "--customize-hook=sync-out /var/cache/apt/archives {}",
+                quoted(&fresh)
+            ),
+        ]);
+        for option in LEFT_OUT {
+            command.arg(format!("--dpkgopt={option}"));
+        }
+        if let Some(kernel) = self.kernel {
+            let modules = kernel.folder.join("modules");
+            let version = &kernel.record.version;
+            command.args([
+                format!("--customize-hook=mkdir -p \"$1/usr/lib/modules/{version}\""),
+                format!(
+                    "--customize-hook=sync-in {} /usr/lib/modules/{version}",
+                    quoted(&modules)
+                ),
+                format!("--customize-hook=chroot \"$1\" depmod {version}"),
+            ]);
+        }
+        command.arg(&self.recipe.suite).arg(archive);
+        command.args(self.mirror.resolve()?.sources(apt::keyring()?));
+        tools::output_with(&mut command, line).map_err(|error| classify(error, work))?;
+        Ok(())
+    }
+
+    fn pool(&self) -> Result<PathBuf, DebianError> {
+        let pool = self.cache.root().join("debs");
+        make_folder(&pool)?;
+        Ok(pool)
+    }
+
+    /// Moves downloaded packages to where the next build finds them. apt checks them against the
+    /// signed index each time, so that one that was damaged is downloaded again.
+    fn keep_packages(&self, work: &Path) -> Result<(), DebianError> {
+        let pool = self.pool()?;
+        let fresh = work.join("debs");
+        for entry in std::fs::read_dir(&fresh).map_err(CacheError::io("read", &fresh))? {
+            let path = entry.map_err(CacheError::io("read", &fresh))?.path();
+            let is_package = path.extension().is_some_and(|ext| ext == "deb");
+            if let Some(name) = path.file_name().filter(|_| is_package) {
+                let kept = pool.join(name);
+                std::fs::rename(&path, &kept).map_err(CacheError::io("write", &kept))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// mmdebstrap says much; these are the steps that take time.
+fn is_news(line: &str) -> bool {
+    [
+        "downloading",
+        "extracting",
+        "installing",
+        "creating tarball",
+    ]
+    .iter()
+    .any(|word| line.starts_with(word))
+}
+
+fn make_folder(path: &Path) -> Result<(), DebianError> {
+    std::fs::create_dir_all(path).map_err(CacheError::io("make the folder", path))?;
+    Ok(())
+}
+
+/// A path as one word of a hook, which mmdebstrap splits as a shell does.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', "'\\''"))
+}
+
+/// The installed packages in dpkg's status file.
+fn installed(status: &str) -> Vec<PackageRecord> {
+    let mut packages = Vec::new();
+    for record in status.split("\n\n") {
+        let field = |key: &str| {
+            record
+                .lines()
+                .find_map(|line| line.strip_prefix(key)?.strip_prefix(": "))
+        };
+        let installed = field("Status").is_some_and(|status| status.ends_with(" installed"));
+        if let (true, Some(name), Some(version)) = (installed, field("Package"), field("Version")) {
+            packages.push(PackageRecord {
+                name: name.to_owned(),
+                version: version.to_owned(),
+            });
+        }
+    }
+    packages.sort();
+    packages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_installed_packages_are_listed() {
+        let status = "Package: zlib1g\nStatus: install ok installed\nVersion: 1:1.3\n\n\
+            Package: gone\nStatus: deinstall ok config-files\nVersion: 2\n\n\
+            Package: bash\nStatus: install ok installed\nDepends: x\nVersion: 5.2\n";
+        let names: Vec<_> = installed(status)
+            .into_iter()
+            .map(|package| format!("{} {}", package.name, package.version))
+            .collect();
+        assert_eq!(names, ["bash 5.2", "zlib1g 1:1.3"]);
+    }
+
+    #[test]
+    fn paths_are_one_word() {
+        assert_eq!(quoted(Path::new("/a b/it's")), "'/a b/it'\\''s'");
+    }
+}

@@ -1,0 +1,127 @@
+//! What every image gets beyond its packages, and what it loses.
+
+use crate::recipe::Recipe;
+use crate::root::tree::{Content, Meta, Node, Tree, TreeError};
+
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Until the agent gives a guest a name of its own.
+const HOSTNAME: &str = "forkd";
+
+/// Folders whose content only matters while packages are installed, or that are mounted over.
+const EMPTIED: [&str; 9] = [
+    "dev",
+    "proc",
+    "run",
+    "sys",
+    "tmp",
+    "var/cache/apt",
+    "var/cache/ldconfig",
+    "var/lib/apt/lists",
+    "var/log",
+];
+
+/// Files that the installation leaves behind.
+const REMOVED: [&str; 5] = [
+    "etc/apt/apt.conf.d/99mmdebstrap",
+    "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+    "var/cache/debconf/config.dat-old",
+    "var/cache/debconf/templates.dat-old",
+    "var/lib/dpkg/status-old",
+];
+
+/// Completes the tree of an image.
+pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
+    for path in REMOVED {
+        tree.remove(path);
+    }
+    for path in EMPTIED {
+        tree.clear(path);
+        if tree.get(path).is_none() {
+            tree.put(path, Node::Directory(Meta::root(0o755)))?;
+        }
+    }
+    // An empty machine-id is filled in at each start; a missing one is an error to some programs.
+    put(tree, "etc/machine-id", "")?;
+    put(tree, "etc/hostname", &format!("{HOSTNAME}\n"))?;
+    let hosts = format!(
+        "127.0.0.1\tlocalhost\n127.0.1.1\t{HOSTNAME}\n\
+         ::1\tlocalhost ip6-localhost ip6-loopback\n"
+    );
+    put(tree, "etc/hosts", &hosts)?;
+    put(
+        tree,
+        "etc/resolv.conf",
+        "# filled in by forkd-agent when the guest has a network\n",
+    )?;
+    let environment = environment(recipe);
+    put(tree, "etc/environment", &environment)?;
+    put(tree, "etc/forkd/env", &environment)?;
+    for file in &recipe.files {
+        let content = Content::Inline(file.content.as_slice().into());
+        tree.put_file(&file.path, Meta::root(file.mode), content)?;
+    }
+    Ok(())
+}
+
+/// Over what is there, and over a link that leads elsewhere.
+fn put(tree: &mut Tree, path: &str, text: &str) -> Result<(), TreeError> {
+    tree.put_text(path, 0o644, text)
+}
+
+/// `KEY=VALUE` lines; the recipe has the last word on the path too.
+fn environment(recipe: &Recipe) -> String {
+    let mut env = recipe.env.clone();
+    env.entry("PATH".into()).or_insert_with(|| PATH.into());
+    env.into_iter()
+        .map(|(name, value)| format!("{name}={value}\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_complete_and_clean() {
+        let mut tree = Tree::default();
+        for path in [
+            "var/lib/apt/lists/big",
+            "var/log/dpkg.log",
+            "dev/null",
+            "etc/apt/apt.conf.d/99mmdebstrap",
+            "usr/bin/bash",
+        ] {
+            tree.put_text(path, 0o644, "x").unwrap();
+        }
+        tree.put(
+            "etc/resolv.conf",
+            Node::Symlink(Meta::root(0o777), "/run/x".into()),
+        )
+        .unwrap();
+        let recipe = Recipe::built_in("python-numpy").unwrap();
+        finish(&mut tree, &recipe).unwrap();
+        assert_eq!(tree.read("etc/machine-id").unwrap(), b"");
+        assert!(tree.read("etc/resolv.conf").is_ok());
+        let env = String::from_utf8(tree.read("etc/forkd/env").unwrap()).unwrap();
+        assert!(env.contains("PATH=/usr/local/sbin:") && env.contains("LANG=C.UTF-8\n"));
+        for gone in ["var/lib/apt/lists/big", "var/log/dpkg.log", "dev/null"] {
+            assert!(tree.get(gone).is_none(), "{gone}");
+        }
+        for kept in ["usr/bin/bash", "var/log", "dev", "proc", "tmp"] {
+            assert!(tree.get(kept).is_some(), "{kept}");
+        }
+        assert!(tree.get("etc/apt/apt.conf.d/99mmdebstrap").is_none());
+    }
+
+    #[test]
+    fn the_recipes_files_have_the_last_word() {
+        let text = "schema = 1\nname = \"x\"\ndisk_mib = 256\nmemory_mib = 128\nvcpus = 1\n\
+            [base]\ndebian = \"trixie\"\n[env]\nPATH = \"/bin\"\n\
+            [[files]]\npath = \"/etc/hostname\"\ncontent = \"mine\"\nmode = 0o600\n";
+        let recipe = Recipe::parse(text, std::path::Path::new("r")).unwrap();
+        let mut tree = Tree::default();
+        finish(&mut tree, &recipe).unwrap();
+        assert_eq!(tree.read("etc/hostname").unwrap(), b"mine");
+        assert_eq!(tree.read("etc/environment").unwrap(), b"PATH=/bin\n");
+    }
+}

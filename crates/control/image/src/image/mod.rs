@@ -1,0 +1,267 @@
+//! Images: a recipe as an ext4 disk.
+
+pub mod finish;
+pub mod record;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::cache::{Cache, CacheError, Key, Kind};
+use crate::digest;
+use crate::progress::Progress;
+use crate::recipe::{Recipe, RecipeError};
+use crate::root::ext4::{self, Disk, Ext4Error};
+use crate::root::tree::TreeError;
+use crate::root::{Root, RootError, RootSource};
+use record::ImageRecord;
+
+/// Part of every key: raised when the builder would make another image of the same recipe.
+const LAYOUT: &[u8] = b"image 1";
+/// The disk's name in an image folder.
+pub const DISK: &str = "root.ext4";
+/// The record's name in an image folder.
+pub const RECORD: &str = "image.json";
+
+/// Why there is no image.
+#[derive(Debug, Error)]
+pub enum ImageError {
+    /// The recipe cannot be used.
+    #[error("the recipe cannot be used")]
+    Recipe(#[from] RecipeError),
+    /// The source gave no root.
+    #[error("the image {name} has no root")]
+    Root {
+        /// The recipe.
+        name: String,
+        /// Why not.
+        #[source]
+        source: RootError,
+    },
+    /// What the builder adds does not fit.
+    #[error("the image {name} cannot be completed")]
+    Finish {
+        /// The recipe.
+        name: String,
+        /// Why not.
+        #[source]
+        source: TreeError,
+    },
+    /// The disk cannot be written.
+    #[error("the image {name} has no disk")]
+    Ext4 {
+        /// The recipe.
+        name: String,
+        /// Why not.
+        #[source]
+        source: Ext4Error,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The folder of an image has no valid record.
+    #[error("{} is not an image of this version: {reason}", path.display())]
+    Record {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The cache cannot be used.
+    #[error("the image cache cannot be used")]
+    Cache(#[from] CacheError),
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
+    let path = path.to_owned();
+    move |source| ImageError::Io {
+        action,
+        path,
+        source,
+    }
+}
+
+/// An image in a folder: `root.ext4` and `image.json`.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// The folder.
+    pub folder: PathBuf,
+    /// What is in it.
+    pub record: ImageRecord,
+}
+
+impl Image {
+    /// An image folder that was made before.
+    pub fn open(folder: &Path) -> Result<Self, ImageError> {
+        let path = folder.join(RECORD);
+        let text = std::fs::read(&path).map_err(io_error("read", &path))?;
+        let record =
+            ImageRecord::parse(&text).map_err(|reason| ImageError::Record { path, reason })?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            record,
+        })
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> PathBuf {
+        self.folder.join(DISK)
+    }
+}
+
+/// Builds a recipe on a root from a source, once: the image is then taken from the cache until
+/// `refresh`.
+pub fn build(
+    cache: &Cache,
+    recipe: &Recipe,
+    source: &impl RootSource,
+    refresh: bool,
+    progress: &Progress,
+) -> Result<Image, ImageError> {
+    let parts = [LAYOUT, &recipe.fingerprint(), &source.fingerprint()];
+    let question = Key::new(recipe.name.as_str(), &parts);
+    let folder = cache.answer(Kind::Image, &question, refresh, progress, |staging| {
+        let work = staging.join("work");
+        std::fs::create_dir(&work).map_err(io_error("make the folder", &work))?;
+        let root = source
+            .fetch(&work, progress)
+            .map_err(|source| ImageError::Root {
+                name: recipe.name.to_string(),
+                source,
+            })?;
+        let key = write(recipe, root, staging, progress)?;
+        std::fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
+        Ok::<_, ImageError>(key)
+    })?;
+    Image::open(&folder)
+}
+
+/// Everything behind the source: completes the tree, writes the disk and the record.
+fn write(
+    recipe: &Recipe,
+    mut root: Root,
+    staging: &Path,
+    progress: &Progress,
+) -> Result<Key, ImageError> {
+    finish::finish(&mut root.tree, recipe).map_err(|source| ImageError::Finish {
+        name: recipe.name.to_string(),
+        source,
+    })?;
+    let epoch = root.tree.clamp_times(i64::MAX);
+    let contents = serde_json::json!(root.packages).to_string();
+    let uuid = uuid(&[LAYOUT, &recipe.fingerprint(), contents.as_bytes()]);
+    let disk = Disk {
+        size: recipe.disk,
+        uuid,
+        label: recipe.name.to_string(),
+        epoch,
+    };
+    let path = staging.join(DISK);
+    let step = progress.step(&format!("writing the disk of {}", recipe.name));
+    ext4::write(&root.tree, &disk, &path).map_err(|source| ImageError::Ext4 {
+        name: recipe.name.to_string(),
+        source,
+    })?;
+    read_only(&path)?;
+    let digest = digest::of_file(&path).map_err(io_error("read", &path))?;
+    step.done(&format!("{} MiB in use", allocated_mib(&path)?));
+    let mut record = ImageRecord::new(recipe, root, digest);
+    record.uuid = uuid_text(&uuid);
+    let path = staging.join(RECORD);
+    std::fs::write(&path, record.to_json()).map_err(io_error("write", &path))?;
+    Ok(Key::new(
+        recipe.name.as_str(),
+        &[LAYOUT, &record.disk.digest.0, &record.recipe.0],
+    ))
+}
+
+/// Guests write to layers of their own: a write to the cache's copy is a mistake.
+fn read_only(path: &Path) -> Result<(), ImageError> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o444))
+        .map_err(io_error("protect", path))
+}
+
+fn allocated_mib(path: &Path) -> Result<u64, ImageError> {
+    use std::os::unix::fs::MetadataExt;
+    let meta = std::fs::metadata(path).map_err(io_error("read", path))?;
+    Ok((meta.blocks() * 512) >> 20)
+}
+
+/// A UUID that the content decides, marked as version 8 ("custom").
+fn uuid(parts: &[&[u8]]) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    let mut uuid = [0; 16];
+    hasher.finalize_xof().fill(&mut uuid);
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::new();
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_content_decides_the_uuid() {
+        let text = uuid_text(&uuid(&[b"a"]));
+        assert_eq!(text, uuid_text(&uuid(&[b"a"])));
+        assert_ne!(text, uuid_text(&uuid(&[b"b"])));
+        assert_eq!(text.len(), 36);
+        assert_eq!(&text[14..15], "8");
+    }
+
+    #[test]
+    fn a_tree_becomes_an_image_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut recipe = Recipe::built_in("python-numpy").unwrap();
+        recipe.disk = forkd_types::MiB(64);
+        let mut tree = crate::root::tree::Tree::default();
+        tree.put_text("etc/os-release", 0o644, "ID=debian\n")
+            .unwrap();
+        let package = crate::root::PackageRecord {
+            name: "bash".into(),
+            version: "5".into(),
+        };
+        let root = Root {
+            tree,
+            packages: vec![package.clone()],
+            source: crate::root::Source::Debian {
+                suite: "trixie".into(),
+                variant: crate::recipe::Variant::Minbase,
+            },
+            kernel: None,
+        };
+        write(&recipe, root, folder.path(), &Progress::silent()).unwrap();
+        let image = Image::open(folder.path()).unwrap();
+        assert_eq!(image.record.packages, [package]);
+        assert_eq!(image.record.disk.size, 64 << 20);
+        let bytes = std::fs::read(image.disk()).unwrap();
+        let fs = mkext4::reader::Fs::open(&bytes[..]).unwrap();
+        let env = fs.read_file(fs.resolve("/etc/forkd/env").unwrap()).unwrap();
+        assert!(String::from_utf8(env).unwrap().contains("LANG=C.UTF-8\n"));
+    }
+}

@@ -1,0 +1,515 @@
+//! Recipes: what an image is made of, written down.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use forkd_types::{MiB, Tag};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::debian::SUITE;
+
+/// The version of the recipe format.
+pub const SCHEMA: u32 = 1;
+/// The file in a recipe's folder.
+pub const FILE: &str = "recipe.toml";
+
+/// The recipes that come with the program.
+const BUILT_IN: [(&str, &str); 2] = [
+    (
+        "python-numpy",
+        include_str!("../../../../recipes/python-numpy/recipe.toml"),
+    ),
+    (
+        "machine",
+        include_str!("../../../../recipes/machine/recipe.toml"),
+    ),
+];
+
+/// Why a recipe cannot be used.
+#[derive(Debug, Error)]
+pub enum RecipeError {
+    /// It is not there.
+    #[error("there is no recipe {name:?}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It does not parse.
+    #[error("{} is not a recipe", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// Its format is not ours.
+    #[error("{} has format {found}, and {SCHEMA} is the one known", path.display())]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// A value that makes no sense.
+    #[error("{}: {field} {problem}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Which value.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// What is typed into `recipe.toml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecipeFile {
+    #[serde(rename = "schema")]
+    _schema: u32,
+    name: String,
+    #[serde(default)]
+    description: String,
+    base: BaseTable,
+    #[serde(default)]
+    packages: Vec<String>,
+    #[serde(default)]
+    files: Vec<FileTable>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    disk_mib: u32,
+    memory_mib: u32,
+    vcpus: u8,
+    warmup: Option<WarmupTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BaseTable {
+    debian: String,
+    #[serde(default)]
+    variant: Variant,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileTable {
+    path: String,
+    content: Option<String>,
+    source: Option<String>,
+    #[serde(default = "default_mode")]
+    mode: u32,
+}
+
+fn default_mode() -> u32 {
+    0o644
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WarmupTable {
+    interpreter: Interpreter,
+    #[serde(default)]
+    imports: Vec<String>,
+    #[serde(default)]
+    code: String,
+}
+
+/// How much of Debian is there before the recipe's packages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// The essential packages only.
+    Essential,
+    /// The essential packages and apt.
+    Apt,
+    /// The required packages and apt.
+    #[default]
+    Minbase,
+}
+
+impl Variant {
+    /// The name mmdebstrap knows it by.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Essential => "essential",
+            Self::Apt => "apt",
+            Self::Minbase => "minbase",
+        }
+    }
+}
+
+/// An interpreter that is started and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interpreter {
+    /// Python.
+    Python,
+    /// Node.
+    Node,
+}
+
+/// What happens in the parent before it is frozen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Warmup {
+    /// What is started.
+    pub interpreter: Interpreter,
+    /// What it imports, each as `module` or `module as name`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub imports: Vec<String>,
+    /// What it runs after that.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
+}
+
+/// A file that the recipe adds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AddedFile {
+    /// Its path in the image, without the leading slash.
+    pub path: String,
+    /// Its content.
+    #[serde(serialize_with = "as_digest")]
+    pub content: Vec<u8>,
+    /// Its permissions.
+    pub mode: u16,
+}
+
+fn as_digest<S: serde::Serializer>(content: &[u8], out: S) -> Result<S::Ok, S::Error> {
+    crate::digest::of_bytes(content).serialize(out)
+}
+
+/// A checked recipe.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Recipe {
+    /// Its name.
+    pub name: Tag,
+    /// A sentence for people.
+    pub description: String,
+    /// The Debian release under it.
+    pub suite: String,
+    /// How much of it.
+    pub variant: Variant,
+    /// Packages beyond the base, sorted, each once.
+    pub packages: Vec<String>,
+    /// Files beyond the packages.
+    pub files: Vec<AddedFile>,
+    /// The environment of everything that runs in the guest.
+    pub env: BTreeMap<String, String>,
+    /// How large the disk is.
+    pub disk: MiB,
+    /// How much memory a guest gets unless it asks.
+    pub memory: MiB,
+    /// How many vCPUs.
+    pub vcpus: u8,
+    /// What to do before the freeze.
+    pub warmup: Option<Warmup>,
+}
+
+impl Recipe {
+    /// A recipe by the path of its folder or file, or by the name of one that comes with the
+    /// program.
+    pub fn find(name: &str) -> Result<Self, RecipeError> {
+        let path = Path::new(name);
+        let folder_file = path.join(FILE);
+        if folder_file.is_file() {
+            return Self::load(&folder_file);
+        }
+        if path.is_file() {
+            return Self::load(path);
+        }
+        Self::built_in(name)
+    }
+
+    /// A recipe that comes with the program.
+    pub fn built_in(name: &str) -> Result<Self, RecipeError> {
+        let (name, text) = BUILT_IN
+            .iter()
+            .find(|(known, _)| *known == name)
+            .ok_or_else(|| RecipeError::Unknown {
+                name: name.to_owned(),
+            })?;
+        Self::parse(text, &Path::new(name).join(FILE))
+    }
+
+    /// The names of the recipes that come with the program.
+    pub fn built_in_names() -> impl Iterator<Item = &'static str> {
+        BUILT_IN.iter().map(|(name, _)| *name)
+    }
+
+    fn load(path: &Path) -> Result<Self, RecipeError> {
+        let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// Reads a recipe; `path` is where it is from, and files it names are looked for beside it.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, RecipeError> {
+        let syntax = |source| RecipeError::Syntax {
+            path: path.to_owned(),
+            source: Box::new(source),
+        };
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let version: Version = toml::from_str(text).map_err(syntax)?;
+        if version.schema != SCHEMA {
+            return Err(RecipeError::Schema {
+                path: path.to_owned(),
+                found: version.schema,
+            });
+        }
+        let file: RecipeFile = toml::from_str(text).map_err(syntax)?;
+        Checker { path }.check(file)
+    }
+
+    /// Everything that has a say in what comes out, as bytes.
+    pub fn fingerprint(&self) -> Vec<u8> {
+        serde_json::json!(self).to_string().into_bytes()
+    }
+}
+
+struct Checker<'a> {
+    path: &'a Path,
+}
+
+impl Checker<'_> {
+    fn wrong(&self, field: impl Into<String>, problem: impl Into<String>) -> RecipeError {
+        RecipeError::Value {
+            path: self.path.to_owned(),
+            field: field.into(),
+            problem: problem.into(),
+        }
+    }
+
+    fn check(&self, file: RecipeFile) -> Result<Recipe, RecipeError> {
+        let name = file
+            .name
+            .parse()
+            .map_err(|error| self.wrong("name", format!("is not a name: {error}")))?;
+        if file.base.debian != SUITE {
+            let problem = format!("is {:?}, and {SUITE:?} is the one known", file.base.debian);
+            return Err(self.wrong("base.debian", problem));
+        }
+        let mut packages = file.packages;
+        packages.sort();
+        packages.dedup();
+        if let Some(bad) = packages.iter().find(|name| !is_package(name)) {
+            return Err(self.wrong(
+                "packages",
+                format!("has {bad:?}, which no package is called"),
+            ));
+        }
+        for (name, value) in &file.env {
+            self.check_env(name, value)?;
+        }
+        let files = file.files.into_iter().map(|file| self.added(file));
+        Ok(Recipe {
+            name,
+            description: file.description,
+            suite: file.base.debian,
+            variant: file.base.variant,
+            packages,
+            files: files.collect::<Result<_, _>>()?,
+            env: file.env,
+            disk: MiB(self.between("disk_mib", file.disk_mib, 64, 1 << 22)?),
+            memory: MiB(self.between("memory_mib", file.memory_mib, 64, 1 << 22)?),
+            vcpus: self.between("vcpus", file.vcpus.into(), 1, 32)? as u8,
+            warmup: file.warmup.map(|table| Warmup {
+                interpreter: table.interpreter,
+                imports: table.imports,
+                code: table.code,
+            }),
+        })
+    }
+
+    fn between(&self, field: &str, value: u32, low: u32, high: u32) -> Result<u32, RecipeError> {
+        if (low..=high).contains(&value) {
+            Ok(value)
+        } else {
+            Err(self.wrong(field, format!("is {value}, and has to be {low} to {high}")))
+        }
+    }
+
+    fn check_env(&self, name: &str, value: &str) -> Result<(), RecipeError> {
+        let valid = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        if !valid {
+            return Err(self.wrong(
+                "env",
+                format!("has {name:?}, which is not a variable's name"),
+            ));
+        }
+        if value.contains(['\n', '\0']) {
+            return Err(self.wrong(format!("env.{name}"), "has more than one line"));
+        }
+        Ok(())
+    }
+
+    fn added(&self, file: FileTable) -> Result<AddedFile, RecipeError> {
+        let field = format!("files: {:?}", file.path);
+        let inside = file.path.strip_prefix('/').filter(|path| is_plain(path));
+        let Some(inside) = inside else {
+            return Err(self.wrong(field, "is not an absolute path without . and .."));
+        };
+        if file.mode > 0o7777 {
+            return Err(self.wrong(field, format!("has mode {:#o}", file.mode)));
+        }
+        let content = match (file.content, file.source) {
+            (Some(content), None) => content.into_bytes(),
+            (None, Some(source)) if is_plain(&source) => {
+                let path = self.path.parent().unwrap_or(Path::new(".")).join(source);
+                std::fs::read(&path).map_err(|source| RecipeError::Read { path, source })?
+            }
+            (None, Some(_)) => {
+                return Err(self.wrong(field, "has a source outside of the recipe's folder"));
+            }
+            _ => return Err(self.wrong(field, "needs either content or source")),
+        };
+        Ok(AddedFile {
+            path: inside.to_owned(),
+            content,
+            mode: file.mode as u16,
+        })
+    }
+}
+
+/// A relative path of ordinary names.
+fn is_plain(path: &str) -> bool {
+    !path.is_empty()
+        && !path.ends_with('/')
+        && !path.contains("//")
+        && Path::new(path)
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn is_package(name: &str) -> bool {
+    name.len() >= 2
+        && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    const SMALL: &str = "schema = 1\nname = \"small\"\ndisk_mib = 256\nmemory_mib = 128\nvcpus = 1\n\
+        packages = [\"git\", \"bash\", \"git\"]\n[base]\ndebian = \"trixie\"\n";
+
+    fn parse(text: &str) -> Result<Recipe, RecipeError> {
+        Recipe::parse(text, Path::new("small/recipe.toml"))
+    }
+
+    fn message(text: &str) -> String {
+        let error = parse(text).unwrap_err();
+        match error.source() {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn the_built_in_recipes_parse() {
+        for name in Recipe::built_in_names() {
+            assert_eq!(Recipe::built_in(name).unwrap().name.as_str(), name);
+        }
+        let recipe = Recipe::built_in("python-numpy").unwrap();
+        assert!(recipe.packages.contains(&"python3-numpy".to_owned()));
+        assert_eq!(recipe.warmup.unwrap().interpreter, Interpreter::Python);
+    }
+
+    #[test]
+    fn a_small_recipe_has_defaults() {
+        let recipe = parse(SMALL).unwrap();
+        assert_eq!(recipe.packages, ["bash", "git"]);
+        assert_eq!(recipe.variant, Variant::Minbase);
+        assert_eq!(recipe.warmup, None);
+    }
+
+    #[test]
+    fn a_misspelt_field_is_named_with_its_line() {
+        let text = message(&SMALL.replace("vcpus = 1", "vcpu = 1"));
+        assert!(text.contains("small/recipe.toml is not a recipe"), "{text}");
+        assert!(text.contains("line 5") && text.contains("vcpu"), "{text}");
+    }
+
+    #[test]
+    fn other_formats_are_refused_before_anything_else_is_read() {
+        let text = message("schema = 9\nsomething = \"new\"\n");
+        assert_eq!(
+            text,
+            "small/recipe.toml has format 9, and 1 is the one known"
+        );
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_named() {
+        for (from, to, expected) in [
+            ("256", "7", "disk_mib is 7, and has to be 64 to 4194304"),
+            ("vcpus = 1", "vcpus = 40", "vcpus is 40"),
+            ("\"git\"", "\"git; rm\"", "packages has \"git; rm\""),
+            ("trixie", "woody", "base.debian is \"woody\""),
+            ("\"small\"", "\"a/b\"", "name is not a name"),
+        ] {
+            let text = message(&SMALL.replacen(from, to, 1));
+            assert!(text.contains(expected), "{text}");
+        }
+        let text = message(&format!("{SMALL}[env]\n\"A B\" = \"x\"\n"));
+        assert!(
+            text.contains("\"A B\", which is not a variable's name"),
+            "{text}"
+        );
+        let text = message(&format!("{SMALL}[env]\nA = \"x\\ny\"\n"));
+        assert!(text.contains("env.A has more than one line"), "{text}");
+    }
+
+    #[test]
+    fn files_stay_inside() {
+        let with = |table: &str| message(&format!("{SMALL}[[files]]\n{table}\n"));
+        for path in ["etc/x", "/", "/../etc/x", "/a//b", "/a/./b"] {
+            let text = with(&format!("path = \"{path}\"\ncontent = \"\""));
+            assert!(text.contains("is not an absolute path"), "{path}: {text}");
+        }
+        assert!(with("path = \"/a\"").contains("needs either content or source"));
+        assert!(with("path = \"/a\"\nsource = \"../x\"").contains("outside"));
+        assert!(with("path = \"/a\"\nsource = \"gone\"").contains("small/gone"));
+    }
+
+    #[test]
+    fn an_added_file_changes_the_fingerprint() {
+        let with = |content: &str| {
+            let text = format!("{SMALL}[[files]]\npath = \"/a\"\ncontent = \"{content}\"\n");
+            parse(&text).unwrap().fingerprint()
+        };
+        assert_ne!(with("one"), with("two"));
+        assert_eq!(with("one"), with("one"));
+    }
+
+    #[test]
+    fn an_unknown_name_is_said() {
+        assert!(matches!(
+            Recipe::find("no-such-recipe"),
+            Err(RecipeError::Unknown { .. })
+        ));
+    }
+}

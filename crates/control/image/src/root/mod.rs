@@ -1,0 +1,70 @@
+//! Root file systems: where they come from, what they hold, and how they become a disk.
+
+pub mod ext4;
+pub mod tar;
+pub mod tree;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::debian::bootstrap::BootstrapError;
+use crate::progress::Progress;
+use crate::recipe::Variant;
+use tree::Tree;
+
+/// A package in a root.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PackageRecord {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// A root and what is known of it.
+#[derive(Debug)]
+pub struct Root {
+    /// The files.
+    pub tree: Tree,
+    /// The packages they are from, sorted by name.
+    pub packages: Vec<PackageRecord>,
+    /// Where they are from.
+    pub source: Source,
+    /// The release of the kernel whose modules are among them.
+    pub kernel: Option<String>,
+}
+
+/// Where the files of a root came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Source {
+    /// Packages of Debian.
+    Debian {
+        /// The release.
+        suite: String,
+        /// How much of it.
+        variant: Variant,
+    },
+}
+
+/// Why a source gave no root.
+#[derive(Debug, Error)]
+pub enum RootError {
+    /// Debian's packages could not be put together.
+    #[error("Debian's packages could not be made into a root")]
+    Debian(#[from] BootstrapError),
+}
+
+/// Where a root comes from. Debian's packages are one source; layers of an OCI image are another
+/// one that fits: each reads into a [`Tree`], and everything after that is the same.
+pub trait RootSource {
+    /// Everything that has a say in what comes out.
+    fn fingerprint(&self) -> Vec<u8>;
+
+    /// Makes the root. `work` is a folder for files that the tree refers to; it lives as long as
+    /// the tree is needed.
+    fn fetch(&self, work: &Path, progress: &Progress) -> Result<Root, RootError>;
+}

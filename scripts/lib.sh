@@ -45,6 +45,11 @@ at_end() { end_actions+=("$1"); }
 
 # A foreground command: streams go through, the exit status comes back.
 run() {
+    # Inside of a command that runs this way already, its group is ended as a whole.
+    if [ "$BASHPID" != $$ ]; then
+        "$@" </dev/null
+        return
+    fi
     set -m
     "$@" </dev/null &
     group=$!

@@ -26,7 +26,7 @@ fn interrupted_by(signal: &str) {
     fs::write(
         &inner,
         format!(
-            "source {lib}\nat_end 'echo inner ended'\nrun bash -c 'sleep 600 & echo $$ $!; wait'\n"
+            "source {lib}\nat_end 'echo inner ended'\nnested() {{ run bash -c 'sleep 600 & echo $$ $!; wait'; }}\nrun nested\n"
         ),
     )
     .unwrap();

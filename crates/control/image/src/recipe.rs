@@ -1,7 +1,7 @@
 //! Recipes: what an image is made of, written down.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use forkd_types::{MiB, Tag};
 use serde::{Deserialize, Serialize};
@@ -391,12 +391,8 @@ impl Checker<'_> {
 
 /// A relative path of ordinary names.
 fn is_plain(path: &str) -> bool {
-    !path.is_empty()
-        && !path.ends_with('/')
-        && !path.contains("//")
-        && Path::new(path)
-            .components()
-            .all(|part| matches!(part, Component::Normal(_)))
+    path.split('/')
+        .all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'))
 }
 
 fn is_package(name: &str) -> bool {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{BootSpec, Counters, CutReport, CutSpec, RestoreSpec, Shape};
+use crate::{BootSpec, Counters, CutReport, CutSpec, FdIndex, RestoreSpec, Shape};
 
 /// A command with the number its answer will carry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +40,12 @@ pub enum Command {
     Balloon {
         /// The new size of the balloon.
         target_mib: u32,
+    },
+    /// Write down which pages the guest has touched since boot or restore, for
+    /// [`RestoreSpec::prefault`].
+    WorkingSet {
+        /// Where to.
+        output: FdIndex,
     },
     /// End the VMM process now.
     Stop,

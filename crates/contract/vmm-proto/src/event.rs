@@ -7,7 +7,8 @@ use crate::DeviceSlot;
 /// Something happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// The agent in the guest has connected to [`crate::READY_PORT`].
+    /// The agent in the guest has connected to [`crate::READY_PORT`], or a guest without sockets has
+    /// written to [`crate::READY_IO_PORT`].
     AgentReady,
     /// A cut is captured and the guest runs again; its files are still being written.
     CutTaken {
@@ -64,7 +65,7 @@ pub enum ExitCode {
     GuestPanic = 11,
     /// A vCPU could not go on.
     VcpuFailed = 12,
-    /// The control socket closed before a VM was running.
+    /// The control socket closed: nobody can ask for anything any more.
     ControlLost = 20,
     /// The command line or an inherited descriptor is wrong.
     BadStart = 21,

@@ -58,6 +58,8 @@ pub struct BootSpec {
     pub console: ConsoleSpec,
     /// The first VM generation id.
     pub generation: [u8; 16],
+    /// Start the vCPUs at once, or stay paused before the first instruction.
+    pub run: bool,
 }
 
 /// A start from frozen state.

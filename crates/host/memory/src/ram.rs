@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use forkd_sys::{PageRange, Pagemap, PagemapError};
 use forkd_vmm_proto::PageMap;
@@ -79,6 +80,9 @@ pub enum MemoryError {
     /// Pages cannot be given back or brought in.
     #[error("the kernel refused the advice on guest memory")]
     Advise(#[source] io::Error),
+    /// This process may not look at its own page map.
+    #[error("which pages were touched cannot be known without the page map of the process")]
+    Unknown,
     /// The page map of the process cannot be read.
     #[error("cannot find out which pages changed")]
     Pagemap(#[from] PagemapError),
@@ -133,7 +137,6 @@ impl ImageLayers {
 
 #[derive(Debug)]
 enum Backing {
-    Reserved,
     Anonymous,
     Image(ImageLayers),
 }
@@ -147,13 +150,14 @@ pub struct GuestRam {
     base: NonNull<u8>,
     layout: RamLayout,
     memory: GuestMemory,
-    backing: Backing,
+    backing: OnceLock<Backing>,
 }
 
 // SAFETY: `base` is the address of a mapping that lives as long as the process; all access through it is
 // by system calls or by vm-memory's volatile accessors, neither of which is bound to a thread.
 unsafe impl Send for GuestRam {}
-// SAFETY: as above; methods that change the mapping take `&mut self`.
+// SAFETY: as above; a mapping that is replaced while another thread looks at it changes what that thread
+// reads, which is what guest memory does anyway, but never leaves an address without a mapping.
 unsafe impl Sync for GuestRam {}
 
 impl GuestRam {
@@ -182,7 +186,7 @@ impl GuestRam {
             base,
             layout,
             memory,
-            backing: Backing::Reserved,
+            backing: OnceLock::new(),
         })
     }
 
@@ -203,22 +207,23 @@ impl GuestRam {
 
     /// The image the memory was mapped from, if it was.
     pub fn image(&self) -> Option<&ImageLayers> {
-        match &self.backing {
+        match self.backing.get()? {
             Backing::Image(image) => Some(image),
-            Backing::Reserved | Backing::Anonymous => None,
+            Backing::Anonymous => None,
         }
     }
 
     /// Maps fresh zero pages.
-    pub fn map_zero(&mut self) -> Result<(), MemoryError> {
+    pub fn map_zero(&self) -> Result<(), MemoryError> {
         self.require_reserved()?;
         self.map_fixed(0, self.layout.bytes(), None)?;
-        self.backing = Backing::Anonymous;
-        Ok(())
+        self.backing
+            .set(Backing::Anonymous)
+            .map_err(|_| MemoryError::Mapped)
     }
 
     /// Maps an image, copy-on-write.
-    pub fn map_image(&mut self, image: ImageLayers) -> Result<(), MemoryError> {
+    pub fn map_image(&self, image: ImageLayers) -> Result<(), MemoryError> {
         self.require_reserved()?;
         let (found, expected) = (image.map.pages(), self.layout.pages());
         if found != expected {
@@ -245,14 +250,15 @@ impl GuestRam {
                 Some((file, u64::from(extent.layer_first) * PAGE_SIZE)),
             )?;
         }
-        self.backing = Backing::Image(image);
-        Ok(())
+        self.backing
+            .set(Backing::Image(image))
+            .map_err(|_| MemoryError::Mapped)
     }
 
     fn require_reserved(&self) -> Result<(), MemoryError> {
-        match self.backing {
-            Backing::Reserved => Ok(()),
-            Backing::Anonymous | Backing::Image(_) => Err(MemoryError::Mapped),
+        match self.backing.get() {
+            None => Ok(()),
+            Some(_) => Err(MemoryError::Mapped),
         }
     }
 
@@ -425,7 +431,7 @@ mod tests {
         .unwrap();
         let base = layer(&[(4, 4), (5, 4), (9, 4)], BYTES);
         let top = layer(&[(5, 8), (6, 8)], BYTES);
-        let mut ram = ram();
+        let ram = ram();
         ram.map_image(ImageLayers::new(map, vec![base, top]).unwrap())
             .unwrap();
         assert_eq!(
@@ -438,7 +444,7 @@ mod tests {
     fn writes_are_private_and_found() {
         let base = layer(&[(1, 1)], BYTES);
         let copy = base.try_clone().unwrap();
-        let mut ram = ram();
+        let ram = ram();
         let map = PageMap::identity((BYTES / PAGE_SIZE) as u32);
         ram.map_image(ImageLayers::new(map, vec![base]).unwrap())
             .unwrap();
@@ -485,7 +491,7 @@ mod tests {
 
     #[test]
     fn only_ram_can_be_given_back() {
-        let mut ram = ram();
+        let ram = ram();
         ram.map_zero().unwrap();
         assert!(ram.discard(BYTES, PAGE_SIZE).is_err());
         assert!(ram.discard(1, PAGE_SIZE).is_err());

@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_the_moment_of_the_fork() {
-        let mut ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
         ram.map_zero().unwrap();
         for page in [1, 2, 700] {
             poke(&ram, page, 5);
@@ -313,7 +313,7 @@ mod tests {
         }
         let again = base.try_clone().unwrap();
         let map = PageMap::identity((64 << 20) / 4096);
-        let mut ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
         ram.map_image(ImageLayers::new(map.clone(), vec![base.into()]).unwrap())
             .unwrap();
         poke(&ram, 10, 0);
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!((report.written, report.zero), (1, 1));
 
         let map = map.overlay(&report.changes()).unwrap();
-        let mut child = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        let child = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
         child
             .map_image(ImageLayers::new(map, vec![again.into(), file.into()]).unwrap())
             .unwrap();
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_target_that_cannot_be_written_is_reported() {
-        let mut ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
         ram.map_zero().unwrap();
         poke(&ram, 1, 1);
         let sealed = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();

@@ -5,10 +5,14 @@
 
 mod channel;
 mod fork;
+mod inherit;
 mod pagemap;
 mod signal;
+mod tap;
 
 pub use channel::{Channel, ChannelError, Received};
 pub use fork::{ChildWriter, ForkError};
+pub use inherit::inherited_fd;
 pub use pagemap::{PageRange, Pagemap, PagemapError};
 pub use signal::{KickTarget, ignore_sigpipe, install_kick_handler};
+pub use tap::open_tap;

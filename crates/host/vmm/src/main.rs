@@ -1,2 +1,60 @@
-//! The program `forkd-vmm`.
-fn main() {}
+//! The program `forkd-vmm`: one microVM.
+
+use std::process;
+use std::sync::Arc;
+
+use forkd_sys::{Channel, ignore_sigpipe, inherited_fd, install_kick_handler};
+use forkd_vmm::kvm::Hypervisor;
+use forkd_vmm::program::{Options, Session, USAGE, chain, init_log};
+use forkd_vmm_proto::ExitCode;
+
+fn main() {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("error: {error}\n\n{USAGE}");
+            process::exit(ExitCode::BadStart as i32);
+        }
+    };
+    let code = match options {
+        Options::Help => {
+            print!("{USAGE}");
+            ExitCode::Ok
+        }
+        Options::Version => {
+            println!("forkd-vmm {}", env!("CARGO_PKG_VERSION"));
+            ExitCode::Ok
+        }
+        Options::Run {
+            control_fd, kvm_fd, ..
+        } => run(control_fd, kvm_fd),
+    };
+    process::exit(code as i32);
+}
+
+fn run(control_fd: i32, kvm_fd: Option<i32>) -> ExitCode {
+    init_log();
+    ignore_sigpipe();
+    let started = start(control_fd, kvm_fd);
+    let session = match started {
+        Ok(session) => session,
+        Err(error) => {
+            tracing::error!("cannot start: {}", chain(error.as_ref()));
+            return ExitCode::BadStart;
+        }
+    };
+    session.run().unwrap_or_else(|error| {
+        tracing::error!("the control loop ended: {}", chain(&error));
+        ExitCode::Internal
+    })
+}
+
+fn start(control_fd: i32, kvm_fd: Option<i32>) -> Result<Session, Box<dyn std::error::Error>> {
+    install_kick_handler()?;
+    let channel = Channel::from_fd(inherited_fd(control_fd)?);
+    let hypervisor = match kvm_fd {
+        Some(fd) => Hypervisor::from_fd(inherited_fd(fd)?)?,
+        None => Hypervisor::open()?,
+    };
+    Ok(Session::new(channel, hypervisor, Arc::new(|_| {}))?)
+}

@@ -1,0 +1,350 @@
+//! The devices of one machine.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use forkd_devices::bus::{Bus, BusError};
+use forkd_devices::legacy::{Console, SERIAL_BASE, SERIAL_IRQ, SERIAL_LEN, Serial};
+use forkd_devices::virtio::block::Block;
+use forkd_devices::virtio::rng::Rng;
+use forkd_devices::virtio::{MMIO_WINDOW, MmioTransport, SlotError, VirtioDevice};
+use forkd_devices::{DeviceEvents, EventFd, EventLoop, LoopHandle};
+use forkd_memory::GuestRam;
+use forkd_vmm_proto::{
+    ConsoleSpec, DeviceSlot, DiskSpec, NetSpec, READY_IO_PORT, RateLimit, VsockSpec,
+};
+use thiserror::Error;
+
+use super::ports::{PanicPort, PowerRegisters, ReadyPort};
+use super::vcpu::Buses;
+use super::{FdError, Fds, Notices};
+use crate::arch::x86_64::layout;
+use crate::kvm::{KvmError, Vm};
+use crate::state::SlotPart;
+
+/// Why a machine's devices are not what was asked for.
+#[derive(Debug, Error)]
+pub enum DeviceSetError {
+    /// The kernel refused a descriptor.
+    #[error("cannot set up the device thread")]
+    Io(#[source] io::Error),
+    /// Two devices at one address.
+    #[error("the devices do not fit the address space")]
+    Bus(#[from] BusError),
+    /// KVM refused a doorbell or an interrupt.
+    #[error("cannot connect a device to KVM")]
+    Kvm(#[from] KvmError),
+    /// A descriptor is missing.
+    #[error("a device lacks its descriptor")]
+    Fd(#[from] FdError),
+    /// Too many disks.
+    #[error("{count} disks are more than there are slots for")]
+    TooManyDisks {
+        /// How many.
+        count: usize,
+    },
+    /// A back end cannot be used.
+    #[error("the device {slot:?} cannot use its back end")]
+    Backend {
+        /// Which.
+        slot: DeviceSlot,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A device does not fit its slot, or its state is refused.
+    #[error("a device cannot be put in")]
+    Slot(#[from] SlotError),
+    /// The state speaks of other devices than the request.
+    #[error("the snapshot and the request differ in the device {slot:?}: the {where_} has it")]
+    Differs {
+        /// Which.
+        slot: DeviceSlot,
+        /// "snapshot" or "request".
+        where_: &'static str,
+    },
+    /// The serial port's state is refused.
+    #[error("the state of the serial port is refused")]
+    Serial(#[source] forkd_devices::virtio::RestoreError),
+}
+
+/// The devices as a boot or restore describes them.
+pub struct DeviceSpec<'a> {
+    /// Disks in slot order.
+    pub disks: &'a [DiskSpec],
+    /// Network.
+    pub net: Option<&'a NetSpec>,
+    /// Sockets.
+    pub vsock: &'a VsockSpec,
+    /// Serial console.
+    pub console: &'a ConsoleSpec,
+}
+
+/// Slots, ports and lines; devices come later.
+pub struct DeviceSet {
+    slots: Vec<Arc<MmioTransport>>,
+    serial: Arc<Serial>,
+    generation_line: EventFd,
+    power_button: EventFd,
+    handle: LoopHandle,
+    buses: Arc<Buses>,
+    notices: Arc<Notices>,
+}
+
+impl DeviceSet {
+    /// Empty slots, connected to KVM; and the loop for the device thread.
+    pub fn new(vm: &Vm, notices: &Arc<Notices>) -> Result<(Self, EventLoop), DeviceSetError> {
+        let mut event_loop = EventLoop::new().map_err(DeviceSetError::Io)?;
+        let events = Arc::clone(notices) as Arc<dyn DeviceEvents>;
+        let mut memory = Bus::new();
+        let mut slots = Vec::with_capacity(layout::SLOTS.len());
+        for (place, slot) in layout::SLOTS.into_iter().enumerate() {
+            let transport = event_loop
+                .add(|registrar| MmioTransport::new(slot, registrar, Arc::clone(&events)))
+                .map_err(DeviceSetError::Io)?;
+            let window = layout::window(place);
+            for (queue, bell) in (0..).zip(transport.doorbells()) {
+                let address = window + MmioTransport::NOTIFY_OFFSET;
+                vm.add_doorbell(bell.as_fd(), address, queue)?;
+            }
+            let line = transport.interrupt().line();
+            vm.add_interrupt(line.as_fd(), layout::slot_gsi(place))?;
+            memory.insert(window, MMIO_WINDOW, transport.clone())?;
+            slots.push(transport);
+        }
+        let serial = event_loop.add(Serial::new).map_err(DeviceSetError::Io)?;
+        vm.add_interrupt(serial.interrupt().as_fd(), SERIAL_IRQ)?;
+        let generation_line = line(vm, layout::GENERATION_GSI)?;
+        let power_button = line(vm, layout::POWER_BUTTON_GSI)?;
+
+        let mut ports = Bus::new();
+        ports.insert(SERIAL_BASE, SERIAL_LEN, serial.clone())?;
+        let power = Arc::new(PowerRegisters(Arc::clone(notices)));
+        ports.insert(u64::from(layout::POWER_PORT), 3, power)?;
+        let panic = Arc::new(PanicPort(Arc::clone(notices)));
+        ports.insert(u64::from(layout::PVPANIC_PORT), 1, panic)?;
+        let ready = Arc::new(ReadyPort(Arc::clone(notices)));
+        ports.insert(u64::from(READY_IO_PORT), 1, ready)?;
+
+        let set = Self {
+            slots,
+            serial,
+            generation_line,
+            power_button,
+            handle: event_loop.handle(),
+            buses: Arc::new(Buses { ports, memory }),
+            notices: Arc::clone(notices),
+        };
+        Ok((set, event_loop))
+    }
+
+    /// Where the guest's accesses go.
+    pub fn buses(&self) -> Arc<Buses> {
+        Arc::clone(&self.buses)
+    }
+
+    /// Controls the device thread.
+    pub fn handle(&self) -> &LoopHandle {
+        &self.handle
+    }
+
+    /// Puts fresh devices in; returns the places of the slots that have one.
+    pub fn fill(
+        &self,
+        spec: &DeviceSpec<'_>,
+        fds: &mut Fds,
+        ram: &Arc<GuestRam>,
+    ) -> Result<Vec<usize>, DeviceSetError> {
+        let mut places = Vec::new();
+        for (slot, device) in self.build(spec, fds)? {
+            let (place, transport) = self.slot(slot)?;
+            transport.insert(device, ram.memory().clone())?;
+            places.push(place);
+        }
+        places.sort_unstable();
+        self.attach_console(spec.console, fds)?;
+        Ok(places)
+    }
+
+    /// Puts devices in that go on from saved state.
+    pub fn restore(
+        &self,
+        spec: &DeviceSpec<'_>,
+        fds: &mut Fds,
+        ram: &Arc<GuestRam>,
+        mut saved: Vec<SlotPart>,
+    ) -> Result<(), DeviceSetError> {
+        for (slot, device) in self.build(spec, fds)? {
+            let at =
+                saved
+                    .iter()
+                    .position(|part| part.slot == slot)
+                    .ok_or(DeviceSetError::Differs {
+                        slot,
+                        where_: "request",
+                    })?;
+            let part = saved.swap_remove(at);
+            let (_, transport) = self.slot(slot)?;
+            transport.restore(device, ram.memory().clone(), part.state)?;
+        }
+        if let Some(left) = saved.first() {
+            return Err(DeviceSetError::Differs {
+                slot: left.slot,
+                where_: "snapshot",
+            });
+        }
+        self.attach_console(spec.console, fds)
+    }
+
+    fn attach_console(&self, spec: &ConsoleSpec, fds: &mut Fds) -> Result<(), DeviceSetError> {
+        let console = Console {
+            output: fds.take(spec.output)?,
+            bytes_per_second: spec.bytes_per_second,
+            max_bytes: spec.max_bytes,
+        };
+        self.serial.attach(console).map_err(DeviceSetError::Io)
+    }
+
+    fn slot(&self, slot: DeviceSlot) -> Result<(usize, &Arc<MmioTransport>), DeviceSetError> {
+        self.slots
+            .iter()
+            .enumerate()
+            .find(|(_, transport)| transport.slot() == slot)
+            .ok_or(DeviceSetError::Differs {
+                slot,
+                where_: "request",
+            })
+    }
+
+    fn build(
+        &self,
+        spec: &DeviceSpec<'_>,
+        fds: &mut Fds,
+    ) -> Result<Vec<(DeviceSlot, Box<dyn VirtioDevice>)>, DeviceSetError> {
+        let mut devices: Vec<(DeviceSlot, Box<dyn VirtioDevice>)> = Vec::new();
+        let rng = Rng::new(RateLimit::default()).map_err(backend(DeviceSlot::Rng))?;
+        devices.push((DeviceSlot::Rng, Box::new(rng)));
+        for (number, disk) in (0u8..).zip(spec.disks) {
+            let slot = DeviceSlot::Disk(number);
+            if !layout::SLOTS.contains(&slot) {
+                return Err(DeviceSetError::TooManyDisks {
+                    count: spec.disks.len(),
+                });
+            }
+            devices.push((slot, Box::new(build_disk(slot, disk, fds)?)));
+        }
+        Ok(devices)
+    }
+
+    /// The state of everything; with vCPUs and device thread stopped.
+    pub fn save(&self) -> (Vec<SlotPart>, forkd_devices::legacy::SerialSnapshot) {
+        let slots = self
+            .slots
+            .iter()
+            .filter_map(|transport| {
+                Some(SlotPart {
+                    slot: transport.slot(),
+                    state: transport.save()?,
+                })
+            })
+            .collect();
+        (slots, self.serial.save())
+    }
+
+    /// The serial port goes on from saved state.
+    pub fn restore_serial(
+        &self,
+        state: forkd_devices::legacy::SerialSnapshot,
+    ) -> Result<(), DeviceSetError> {
+        self.serial.restore(state).map_err(DeviceSetError::Serial)
+    }
+
+    /// Tells the guest that its generation id has changed.
+    pub fn announce_generation(&self) {
+        // An eventfd that is open can always be raised.
+        let _ = self.generation_line.signal();
+    }
+
+    /// Sets how much memory the balloon should take from the guest.
+    pub fn set_balloon(&self, target_mib: u32) -> Result<(), DeviceSetError> {
+        let _ = target_mib;
+        Err(DeviceSetError::Differs {
+            slot: DeviceSlot::Balloon,
+            where_: "request",
+        })
+    }
+
+    /// Presses the power button.
+    pub fn press_power_button(&self) {
+        let _ = self.power_button.signal();
+    }
+
+    /// The writable disks, in slot order.
+    pub fn writable_disks(&self) -> Vec<&Arc<MmioTransport>> {
+        self.slots
+            .iter()
+            .filter(|slot| {
+                matches!(slot.slot(), DeviceSlot::Disk(_))
+                    && slot.with(|block: &mut Block| !block.read_only()) == Some(true)
+            })
+            .collect()
+    }
+
+    /// Writes out what the guest printed last.
+    pub fn flush_console(&self) {
+        self.serial.flush();
+    }
+
+    /// All counters.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let mut out = Vec::new();
+        for transport in &self.slots {
+            transport.counters(&slot_name(transport.slot()), &mut out);
+        }
+        self.serial.counters("console", &mut out);
+        out
+    }
+
+    /// The queue of news.
+    pub fn notices(&self) -> &Arc<Notices> {
+        &self.notices
+    }
+}
+
+fn line(vm: &Vm, gsi: u32) -> Result<EventFd, DeviceSetError> {
+    let line = EventFd::new().map_err(DeviceSetError::Io)?;
+    vm.add_interrupt(line.as_fd(), gsi)?;
+    Ok(line)
+}
+
+fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    slot: DeviceSlot,
+) -> impl FnOnce(E) -> DeviceSetError {
+    move |error| DeviceSetError::Backend {
+        slot,
+        source: error.into(),
+    }
+}
+
+fn build_disk(slot: DeviceSlot, spec: &DiskSpec, fds: &mut Fds) -> Result<Block, DeviceSetError> {
+    let base = fds.file(spec.base)?;
+    let layers = spec
+        .layers
+        .iter()
+        .map(|index| fds.file(*index))
+        .collect::<Result<Vec<_>, _>>()?;
+    let disk = forkd_devices::disk::open(base, layers, spec.read_only).map_err(backend(slot))?;
+    Block::new(disk, &spec.serial, spec.rate).map_err(backend(slot))
+}
+
+fn slot_name(slot: DeviceSlot) -> String {
+    match slot {
+        DeviceSlot::Rng => "rng".into(),
+        DeviceSlot::Balloon => "balloon".into(),
+        DeviceSlot::Vsock => "vsock".into(),
+        DeviceSlot::Net => "net".into(),
+        DeviceSlot::Disk(n) => format!("disk{n}"),
+        DeviceSlot::Console => "console".into(),
+    }
+}

@@ -1,0 +1,20 @@
+//! The machine: a shell, what fills it, and what can be done with it then.
+
+mod boot;
+mod cut;
+mod devices;
+mod fds;
+mod notice;
+mod ports;
+mod restore;
+mod shell;
+mod vcpu;
+
+pub use boot::BootError;
+pub use cut::{CutDone, CutError, CutInProgress};
+pub use devices::{DeviceSet, DeviceSetError, DeviceSpec};
+pub use fds::{FdError, Fds};
+pub use notice::{Notice, Notices};
+pub use restore::RestoreError;
+pub use shell::{Machine, PauseError, PrepareError, ThreadKind, ThreadStart};
+pub use vcpu::SpawnError;

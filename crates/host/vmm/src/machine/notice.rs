@@ -1,0 +1,145 @@
+//! News from vCPU and device threads for the control thread.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forkd_devices::{DeviceEvents, EventFd};
+use forkd_vmm_proto::{DeviceSlot, StopCause};
+
+/// The most news that wait. A guest makes news faster than anybody reads it if it wants to; what is over
+/// is dropped, and a dropped connection is closed.
+const MAX_WAITING: usize = 256;
+
+/// Something happened.
+#[derive(Debug)]
+pub enum Notice {
+    /// The guest says it is ready.
+    AgentReady,
+    /// The guest connected to a host port.
+    VsockConnect {
+        /// The port.
+        port: u32,
+        /// The far end.
+        stream: OwnedFd,
+    },
+    /// A device stands still.
+    DeviceFailed {
+        /// Which.
+        slot: DeviceSlot,
+        /// Why.
+        reason: String,
+    },
+    /// The machine is over.
+    Stopped(StopCause),
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    news: VecDeque<Notice>,
+    /// The first cause is the one that counts.
+    stopped: Option<StopCause>,
+    panicked: bool,
+}
+
+/// The queue. Readable while there is something in it.
+#[derive(Debug)]
+pub struct Notices {
+    waiting: Mutex<Waiting>,
+    bell: EventFd,
+}
+
+impl Notices {
+    /// An empty queue.
+    pub fn new() -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            waiting: Mutex::default(),
+            bell: EventFd::new()?,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, notice: Notice) {
+        let mut waiting = self.lock();
+        if waiting.news.len() < MAX_WAITING {
+            waiting.news.push_back(notice);
+        }
+        // An eventfd that is open can always be raised.
+        let _ = self.bell.signal();
+    }
+
+    /// The guest says it is ready.
+    pub fn ready(&self) {
+        self.push(Notice::AgentReady);
+    }
+
+    /// The guest's kernel says that it panicked; the reset that follows is not an ordinary one.
+    pub fn panicked(&self) {
+        self.lock().panicked = true;
+        self.stop(StopCause::GuestPanic);
+    }
+
+    /// The machine is over. Only the first cause is kept.
+    pub fn stop(&self, cause: StopCause) {
+        let mut waiting = self.lock();
+        if waiting.stopped.is_none() {
+            waiting.stopped = Some(cause);
+            waiting.news.push_back(Notice::Stopped(cause));
+            let _ = self.bell.signal();
+        }
+    }
+
+    /// Takes all news.
+    pub fn take(&self) -> VecDeque<Notice> {
+        self.bell.take();
+        std::mem::take(&mut self.lock().news)
+    }
+}
+
+impl AsFd for Notices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+impl DeviceEvents for Notices {
+    fn agent_ready(&self) {
+        self.ready();
+    }
+
+    fn vsock_connect(&self, port: u32, stream: OwnedFd) {
+        self.push(Notice::VsockConnect { port, stream });
+    }
+
+    fn device_failed(&self, slot: DeviceSlot, reason: &str) {
+        self.push(Notice::DeviceFailed {
+            slot,
+            reason: reason.to_owned(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cause_counts_and_a_flood_is_bounded() {
+        let notices = Notices::new().unwrap();
+        for _ in 0..10_000 {
+            notices.ready();
+        }
+        notices.panicked();
+        notices.stop(StopCause::Reset);
+        let news = notices.take();
+        assert_eq!(news.len(), MAX_WAITING + 1);
+        assert!(matches!(
+            news.back(),
+            Some(Notice::Stopped(StopCause::GuestPanic))
+        ));
+        assert!(notices.take().is_empty());
+    }
+}

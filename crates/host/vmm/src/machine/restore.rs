@@ -1,0 +1,207 @@
+//! A start from frozen state.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+
+use forkd_memory::{ImageLayers, MemoryError, WorkingSet, WorkingSetError};
+use forkd_vmm_proto::{MemoryImage, PageIndex, PageMap, PageMapError, RestoreSpec, Shape};
+use thiserror::Error;
+
+use super::boot::write_generation;
+use super::devices::DeviceSpec;
+use super::{DeviceSetError, FdError, Fds, Machine};
+use crate::arch::x86_64::cpuid::{self, CpuMismatch};
+use crate::kvm::KvmError;
+use crate::state::{MAX_STATE, MachineState, StateError};
+
+/// Why a machine did not start from a snapshot.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// There is something in the shell already.
+    #[error("the shell has been used")]
+    Used,
+    /// A descriptor is missing.
+    #[error("the restore lacks a descriptor")]
+    Fd(#[from] FdError),
+    /// A file cannot be read.
+    #[error("cannot read the {what}")]
+    Read {
+        /// Which.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is larger than any of its kind.
+    #[error("the {what} is larger than {limit} bytes")]
+    TooLarge {
+        /// Which.
+        what: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+    /// The state file is not one.
+    #[error("cannot use the state file")]
+    State(#[from] StateError),
+    /// The snapshot is of another shape than the shell.
+    #[error("the snapshot is of {saved:?}, the shell is {shell:?}")]
+    Shape {
+        /// Of the snapshot.
+        saved: Shape,
+        /// Of the shell.
+        shell: Shape,
+    },
+    /// This host's CPU is not enough.
+    #[error("this host cannot run vCPU {vcpu} of the snapshot")]
+    Cpu {
+        /// Which vCPU.
+        vcpu: usize,
+        /// What differs.
+        #[source]
+        source: CpuMismatch,
+    },
+    /// The page map is not one.
+    #[error("cannot use the page map")]
+    PageMap(#[from] PageMapError),
+    /// Memory could not be mapped.
+    #[error("cannot map guest memory")]
+    Memory(#[from] MemoryError),
+    /// KVM refused the state.
+    #[error("cannot load the state")]
+    Kvm(#[from] KvmError),
+    /// The devices refused the state.
+    #[error("cannot put the devices in")]
+    Devices(#[from] DeviceSetError),
+    /// The generation id cannot be written.
+    #[error("cannot write the generation id")]
+    Generation(#[source] vm_memory::GuestMemoryError),
+    /// The working set is not one.
+    #[error("cannot use the working set")]
+    WorkingSet(#[from] WorkingSetError),
+}
+
+/// What has been read and checked before anything is changed.
+struct Parsed {
+    state: MachineState,
+    image: ImageLayers,
+    prefault: Option<WorkingSet>,
+}
+
+impl Machine {
+    /// Fills the shell from a snapshot. What has been read is checked before anything is changed, so a
+    /// snapshot that is refused leaves the shell fresh.
+    pub fn restore(&mut self, spec: RestoreSpec, mut fds: Fds) -> Result<(), RestoreError> {
+        if !self.is_fresh() {
+            return Err(RestoreError::Used);
+        }
+        let parsed = self.parse(&spec, &mut fds)?;
+        self.spoiled = true;
+        self.fill_from(parsed, &spec, &mut fds)?;
+        self.spoiled = false;
+        self.begin(spec.run);
+        Ok(())
+    }
+
+    fn parse(&self, spec: &RestoreSpec, fds: &mut Fds) -> Result<Parsed, RestoreError> {
+        let bytes = read_bounded(fds.file(spec.state)?, "state file", MAX_STATE)?;
+        let state = MachineState::decode(&bytes)?;
+        if state.shape != self.shape {
+            return Err(RestoreError::Shape {
+                saved: state.shape,
+                shell: self.shape,
+            });
+        }
+        for (vcpu, saved) in state.vcpus.iter().enumerate() {
+            cpuid::check(&saved.cpuid, &self.supported)
+                .map_err(|source| RestoreError::Cpu { vcpu, source })?;
+        }
+        let image = self.parse_image(&spec.memory, fds)?;
+        let prefault = match spec.prefault {
+            Some(index) => {
+                let limit = WorkingSet::max_encoded_len();
+                let bytes = read_bounded(fds.file(index)?, "working set", limit)?;
+                Some(WorkingSet::decode(&bytes, self.ram.layout().pages())?)
+            }
+            None => None,
+        };
+        Ok(Parsed {
+            state,
+            image,
+            prefault,
+        })
+    }
+
+    fn parse_image(&self, image: &MemoryImage, fds: &mut Fds) -> Result<ImageLayers, RestoreError> {
+        let map = match image.index {
+            PageIndex::Identity => PageMap::identity(self.ram.layout().pages()),
+            PageIndex::File(index) => {
+                let limit = PageMap::max_encoded_len();
+                PageMap::decode(&read_bounded(fds.file(index)?, "page map", limit)?)?
+            }
+        };
+        let layers = image
+            .layers
+            .iter()
+            .map(|index| fds.take(*index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let image = ImageLayers::new(map, layers)?;
+        let (found, expected) = (image.map().pages(), self.ram.layout().pages());
+        if found != expected {
+            return Err(MemoryError::Size {
+                found: u64::from(found),
+                expected: u64::from(expected),
+            }
+            .into());
+        }
+        Ok(image)
+    }
+
+    fn fill_from(
+        &mut self,
+        parsed: Parsed,
+        spec: &RestoreSpec,
+        fds: &mut Fds,
+    ) -> Result<(), RestoreError> {
+        let Parsed {
+            state,
+            image,
+            prefault,
+        } = parsed;
+        self.ram.map_image(image)?;
+        // Interrupt controllers come before the devices, which may raise an interrupt at once.
+        self.vm.restore(&state.vm)?;
+        for (vcpu, saved) in self.vcpus.iter().zip(&state.vcpus) {
+            vcpu.with(|vcpu| vcpu.restore(saved))?;
+        }
+        let devices = DeviceSpec {
+            disks: &spec.disks,
+            net: spec.net.as_ref(),
+            vsock: &spec.vsock,
+            console: &spec.console,
+        };
+        self.devices.restore_serial(state.serial)?;
+        self.devices
+            .restore(&devices, fds, &self.ram, state.slots)?;
+        write_generation(self.ram.memory(), spec.generation).map_err(RestoreError::Generation)?;
+        self.devices.announce_generation();
+        if let Some(set) = prefault {
+            set.populate(&self.ram)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a whole file from its beginning, if it is not over the limit.
+fn read_bounded(mut file: File, what: &'static str, limit: usize) -> Result<Vec<u8>, RestoreError> {
+    let read = |source| RestoreError::Read { what, source };
+    file.rewind().map_err(read)?;
+    let size = file.metadata().map_err(read)?.len();
+    let mut bytes = Vec::with_capacity((size as usize).min(limit) + 1);
+    file.take(limit as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(read)?;
+    if bytes.len() > limit {
+        return Err(RestoreError::TooLarge { what, limit });
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,241 @@
+//! A machine, from an empty shell on.
+
+use std::io;
+use std::sync::Arc;
+
+use forkd_memory::{GuestRam, MemoryError, RamLayout, WorkingSet};
+use forkd_sys::{Pagemap, PagemapError};
+use forkd_vmm_proto::{MAX_VCPUS, Shape, VmmPhase};
+use kvm_bindings::kvm_cpuid_entry2;
+use thiserror::Error;
+
+use super::devices::{DeviceSet, DeviceSetError};
+use super::vcpu::{SpawnError, VcpuHandle};
+use super::{Notices, devices};
+use crate::arch::x86_64::cpuid;
+use crate::kvm::{Hypervisor, KvmError, Vm};
+
+const DEVICE_STACK: usize = 256 * 1024;
+
+/// Why there is no shell.
+#[derive(Debug, Error)]
+pub enum PrepareError {
+    /// The shape is not one.
+    #[error("a VM cannot have {memory} MiB and {vcpus} vCPUs")]
+    Shape {
+        /// Asked for.
+        memory: u32,
+        /// Asked for.
+        vcpus: u8,
+    },
+    /// KVM refused.
+    #[error("cannot build the virtual machine")]
+    Kvm(#[from] KvmError),
+    /// No address space.
+    #[error("cannot reserve guest memory")]
+    Memory(#[from] MemoryError),
+    /// The devices cannot be set up.
+    #[error("cannot set up the devices")]
+    Devices(#[from] DeviceSetError),
+    /// A thread cannot be started.
+    #[error("cannot start the vCPU threads")]
+    Vcpu(#[from] SpawnError),
+    /// A thread cannot be started.
+    #[error("cannot start the device thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Why a machine did not stop or go on.
+#[derive(Debug, Error)]
+pub enum PauseError {
+    /// It is not running, or not paused.
+    #[error("the machine is {phase:?}")]
+    Phase {
+        /// Where it is.
+        phase: VmmPhase,
+    },
+    /// The device thread does not answer.
+    #[error("the device thread does not answer")]
+    Devices(#[source] io::Error),
+}
+
+/// Runs on each thread when it starts, with the kind of thread.
+pub type ThreadStart = Arc<dyn Fn(ThreadKind) + Send + Sync>;
+
+/// What a thread is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ThreadKind {
+    /// Runs a vCPU.
+    Vcpu,
+    /// Works for the devices.
+    Devices,
+}
+
+/// A machine.
+pub struct Machine {
+    pub(super) shape: Shape,
+    pub(super) vm: Vm,
+    pub(super) ram: Arc<GuestRam>,
+    pub(super) vcpus: Vec<VcpuHandle>,
+    pub(super) devices: DeviceSet,
+    pub(super) supported: Vec<kvm_cpuid_entry2>,
+    pub(super) msr_indices: Vec<u32>,
+    pub(super) pagemap: Result<Pagemap, PagemapError>,
+    pub(super) phase: VmmPhase,
+    /// A boot or restore failed half-way; the shell is of no use any more.
+    pub(super) spoiled: bool,
+}
+
+impl Machine {
+    /// Builds a shell.
+    pub fn prepare(
+        hypervisor: &Hypervisor,
+        shape: Shape,
+        pagemap: Result<Pagemap, PagemapError>,
+        notices: &Arc<Notices>,
+        on_thread_start: &ThreadStart,
+    ) -> Result<Self, PrepareError> {
+        let layout = RamLayout::new(shape.memory.0)
+            .filter(|_| (1..=MAX_VCPUS).contains(&shape.vcpus))
+            .ok_or(PrepareError::Shape {
+                memory: shape.memory.0,
+                vcpus: shape.vcpus,
+            })?;
+        let supported = hypervisor.supported_cpuid()?;
+        let vm = Vm::new(hypervisor)?;
+        let ram = Arc::new(GuestRam::reserve(layout)?);
+        vm.set_memory(&ram)?;
+        let (devices, event_loop) = DeviceSet::new(&vm, notices)?;
+        let start = Arc::clone(on_thread_start);
+        std::thread::Builder::new()
+            .name("devices".into())
+            .stack_size(DEVICE_STACK)
+            .spawn(move || {
+                start(ThreadKind::Devices);
+                if let Err(error) = event_loop.run() {
+                    tracing::error!(%error, "the device thread ended");
+                }
+            })
+            .map_err(PrepareError::Thread)?;
+        let shown = cpuid::for_vm(
+            &supported,
+            shape.cpu,
+            shape.vcpus,
+            hypervisor.has_tsc_deadline(),
+        );
+        let mut vcpus = Vec::with_capacity(usize::from(shape.vcpus));
+        for number in 0..shape.vcpus {
+            let mut vcpu = vm.create_vcpu(number)?;
+            vcpu.set_cpuid(&cpuid::for_vcpu(&shown, number))?;
+            let start = Arc::clone(on_thread_start);
+            vcpus.push(VcpuHandle::spawn(
+                number,
+                vcpu,
+                devices.buses(),
+                Arc::clone(notices),
+                move || start(ThreadKind::Vcpu),
+            )?);
+        }
+        Ok(Self {
+            shape,
+            vm,
+            ram,
+            vcpus,
+            devices,
+            supported,
+            msr_indices: hypervisor.msr_indices()?,
+            pagemap,
+            phase: VmmPhase::Shell,
+            spoiled: false,
+        })
+    }
+
+    /// Where it is in its life.
+    pub fn phase(&self) -> VmmPhase {
+        self.phase
+    }
+
+    /// What it was built as.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Whether it is a shell that can be filled.
+    pub fn is_fresh(&self) -> bool {
+        self.phase == VmmPhase::Shell && !self.spoiled
+    }
+
+    /// Stops vCPUs, then devices. When this returns nothing moves any more.
+    pub fn pause(&mut self) -> Result<(), PauseError> {
+        if self.phase != VmmPhase::Running {
+            return Err(PauseError::Phase { phase: self.phase });
+        }
+        self.stop_threads()?;
+        self.phase = VmmPhase::Paused;
+        Ok(())
+    }
+
+    pub(super) fn stop_threads(&self) -> Result<(), PauseError> {
+        for vcpu in &self.vcpus {
+            vcpu.ask_pause();
+        }
+        for vcpu in &self.vcpus {
+            vcpu.wait_paused();
+        }
+        if let Err(error) = self.devices.handle().pause() {
+            self.start_threads();
+            return Err(PauseError::Devices(error));
+        }
+        Ok(())
+    }
+
+    /// Lets devices and vCPUs go on.
+    pub fn resume(&mut self) -> Result<(), PauseError> {
+        if self.phase != VmmPhase::Paused {
+            return Err(PauseError::Phase { phase: self.phase });
+        }
+        for vcpu in &self.vcpus {
+            vcpu.with(|vcpu| vcpu.note_pause());
+        }
+        self.start_threads();
+        self.phase = VmmPhase::Running;
+        Ok(())
+    }
+
+    pub(super) fn start_threads(&self) {
+        // The loop only fails to be woken if its eventfd is gone, and then the process is.
+        if let Err(error) = self.devices.handle().resume() {
+            tracing::error!(%error, "the device thread cannot be woken");
+        }
+        for vcpu in &self.vcpus {
+            vcpu.resume();
+        }
+    }
+
+    /// Begins to run, or stays paused.
+    pub(super) fn begin(&mut self, run: bool) {
+        self.phase = VmmPhase::Paused;
+        if run {
+            self.start_threads();
+            self.phase = VmmPhase::Running;
+        }
+    }
+
+    /// Presses the power button.
+    pub fn press_power_button(&self) {
+        self.devices.press_power_button();
+    }
+
+    /// The devices, for what does not change the machine's phase.
+    pub fn devices(&self) -> &devices::DeviceSet {
+        &self.devices
+    }
+
+    /// The pages touched since boot or restore.
+    pub fn working_set(&self) -> Result<WorkingSet, MemoryError> {
+        match &self.pagemap {
+            Ok(pagemap) => WorkingSet::record(&self.ram, pagemap),
+            Err(_) => Err(MemoryError::Unknown),
+        }
+    }
+}

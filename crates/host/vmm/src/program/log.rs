@@ -1,0 +1,12 @@
+//! Lines on standard error.
+
+/// Writes what the program has to say to standard error, one line each.
+pub fn init() {
+    // A second call, as in tests, changes nothing.
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing::Level::INFO)
+        .with_ansi(false)
+        .with_target(false)
+        .try_init();
+}

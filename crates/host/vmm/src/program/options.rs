@@ -1,0 +1,116 @@
+//! The command line.
+
+use std::os::fd::RawFd;
+
+use thiserror::Error;
+
+/// What `--help` prints.
+pub const USAGE: &str = "\
+forkd-vmm: runs one microVM
+
+Usage: forkd-vmm --control-fd FD [--kvm-fd FD] [--no-seccomp]
+
+It is started by forkd-spawn, opens no path, and takes its orders over the control socket.
+
+Options:
+  --control-fd FD   the connected SOCK_SEQPACKET socket that orders come over
+  --kvm-fd FD       an open /dev/kvm; without it the device is opened by path
+  --no-seccomp      do not restrict system calls
+  --help            print this
+  --version         print the version
+
+Exit status: 0 stopped or powered off, 10 reset, 11 guest panic, 12 vCPU failure,
+20 control socket lost, 21 bad start, 70 internal error, 148 forbidden system call
+";
+
+/// What was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Options {
+    /// Print the usage.
+    Help,
+    /// Print the version.
+    Version,
+    /// Run.
+    Run {
+        /// The control socket.
+        control_fd: RawFd,
+        /// The KVM device.
+        kvm_fd: Option<RawFd>,
+        /// Restrict system calls.
+        seccomp: bool,
+    },
+}
+
+/// Why the command line is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum OptionsError {
+    /// Not an option.
+    #[error("{0:?} is not an option")]
+    Unknown(String),
+    /// An option without its descriptor.
+    #[error("{0} needs the number of a descriptor")]
+    NeedsFd(&'static str),
+    /// Nothing to take orders from.
+    #[error("--control-fd is missing")]
+    NoControl,
+}
+
+impl Options {
+    /// Reads the arguments after the program's name.
+    pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, OptionsError> {
+        let (mut control_fd, mut kvm_fd, mut seccomp) = (None, None, true);
+        let mut args = args.into_iter();
+        while let Some(arg) = args.next() {
+            let mut fd = |name| {
+                args.next()
+                    .and_then(|text| text.parse().ok())
+                    .filter(|fd| *fd > 2)
+                    .ok_or(OptionsError::NeedsFd(name))
+            };
+            match arg.as_str() {
+                "--help" | "-h" => return Ok(Self::Help),
+                "--version" | "-V" => return Ok(Self::Version),
+                "--control-fd" => control_fd = Some(fd("--control-fd")?),
+                "--kvm-fd" => kvm_fd = Some(fd("--kvm-fd")?),
+                "--no-seccomp" => seccomp = false,
+                _ => return Err(OptionsError::Unknown(arg)),
+            }
+        }
+        Ok(Self::Run {
+            control_fd: control_fd.ok_or(OptionsError::NoControl)?,
+            kvm_fd,
+            seccomp,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, OptionsError> {
+        Options::parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn descriptors_are_numbers() {
+        assert_eq!(
+            parse("--control-fd 3 --kvm-fd 4"),
+            Ok(Options::Run {
+                control_fd: 3,
+                kvm_fd: Some(4),
+                seccomp: true
+            })
+        );
+        for bad in [
+            "",
+            "--control-fd",
+            "--control-fd x",
+            "--control-fd 1",
+            "--kvm-fd 4",
+            "run",
+        ] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+}

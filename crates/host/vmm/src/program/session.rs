@@ -1,0 +1,336 @@
+//! The control loop: orders in, answers and events out.
+
+use std::io::{Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use forkd_sys::{Channel, ChannelError, Pagemap};
+use forkd_vmm_proto::{
+    Command, Counters, Event, ExitCode, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION, Reply, Request,
+    ResponseTo, Shape, Status, StopCause, VmmError, VmmErrorCode, VmmPhase, WireError, decode,
+    encode,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use thiserror::Error;
+
+use super::error::{Code, wire_error};
+use crate::kvm::Hypervisor;
+use crate::machine::{CutInProgress, Fds, Machine, Notice, Notices, ThreadStart};
+
+/// Why the loop ended without the machine having ended.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The control socket failed.
+    #[error("the control socket failed")]
+    Channel(#[source] ChannelError),
+    /// A message could not be made.
+    #[error("cannot make a message")]
+    Wire(#[from] WireError),
+    /// The kernel refused to wait.
+    #[error("cannot wait for orders")]
+    Poll(#[source] std::io::Error),
+}
+
+type Answer = Result<Reply, VmmError>;
+
+/// One connection and the machine behind it.
+pub struct Session {
+    channel: Channel,
+    hypervisor: Hypervisor,
+    notices: Arc<Notices>,
+    on_thread_start: ThreadStart,
+    greeted: bool,
+    machine: Option<Machine>,
+    cut: Option<(u64, CutInProgress)>,
+    agent_ready: bool,
+}
+
+enum Next {
+    Go,
+    End(StopCause),
+}
+
+impl Session {
+    /// A session without a machine.
+    pub fn new(
+        channel: Channel,
+        hypervisor: Hypervisor,
+        on_thread_start: ThreadStart,
+    ) -> std::io::Result<Self> {
+        Ok(Self {
+            channel,
+            hypervisor,
+            notices: Notices::new()?,
+            on_thread_start,
+            greeted: false,
+            machine: None,
+            cut: None,
+            agent_ready: false,
+        })
+    }
+
+    /// Runs until the machine ends or the other side goes away.
+    pub fn run(mut self) -> Result<ExitCode, SessionError> {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        loop {
+            let (order, news, written) = self.wait()?;
+            if news && let Next::End(cause) = self.tell_news()? {
+                return self.end(cause);
+            }
+            if written {
+                self.finish_cut()?;
+            }
+            if order {
+                match self.take_order(&mut buffer) {
+                    Ok(Next::Go) => {}
+                    Ok(Next::End(cause)) => return self.end(cause),
+                    Err(SessionError::Channel(ChannelError::Closed)) => {
+                        return Ok(ExitCode::ControlLost);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+
+    /// Waits; says whether there is an order, news, or a finished cut.
+    fn wait(&self) -> Result<(bool, bool, bool), SessionError> {
+        let mut fds = vec![
+            PollFd::new(&self.channel, PollFlags::IN),
+            PollFd::new(&self.notices, PollFlags::IN),
+        ];
+        if let Some((_, cut)) = &self.cut {
+            fds.push(PollFd::new(cut, PollFlags::IN));
+        }
+        loop {
+            match poll(&mut fds, None) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(SessionError::Poll(errno.into())),
+            }
+        }
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let mut next = || ready.next().unwrap_or(false);
+        Ok((next(), next(), next()))
+    }
+
+    fn send(&self, message: &FromVmm, fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {
+        self.channel
+            .send(&encode(message)?, fds)
+            .map_err(SessionError::Channel)
+    }
+
+    fn event(&self, event: Event) -> Result<(), SessionError> {
+        self.send(&FromVmm::Event(event), &[])
+    }
+
+    fn answer(&self, seq: u64, result: Answer) -> Result<(), SessionError> {
+        self.send(&FromVmm::Response(ResponseTo { seq, result }), &[])
+    }
+
+    fn end(self, cause: StopCause) -> Result<ExitCode, SessionError> {
+        if let Some(machine) = &self.machine {
+            machine.devices().flush_console();
+        }
+        // Nobody may be there to hear it; the exit status says the same.
+        let _ = self.event(Event::Stopped { cause });
+        Ok(cause.into())
+    }
+
+    fn tell_news(&mut self) -> Result<Next, SessionError> {
+        for notice in self.notices.take() {
+            match notice {
+                Notice::AgentReady => {
+                    self.agent_ready = true;
+                    self.event(Event::AgentReady)?;
+                }
+                Notice::VsockConnect { port, stream } => {
+                    let event = FromVmm::Event(Event::VsockConnect { port });
+                    self.send(&event, &[stream.as_fd()])?;
+                }
+                Notice::DeviceFailed { slot, reason } => self.event(Event::DeviceFailed {
+                    device: slot,
+                    reason,
+                })?,
+                Notice::Stopped(cause) => return Ok(Next::End(cause)),
+            }
+        }
+        Ok(Next::Go)
+    }
+
+    fn finish_cut(&mut self) -> Result<(), SessionError> {
+        let Some((seq, cut)) = self.cut.take() else {
+            return Ok(());
+        };
+        let result = cut.finish().map(Reply::Cut).map_err(|e| e.wire());
+        self.answer(seq, result)
+    }
+
+    fn take_order(&mut self, buffer: &mut [u8]) -> Result<Next, SessionError> {
+        let received = self.channel.recv(buffer).map_err(SessionError::Channel)?;
+        let packet = buffer.get(..received.len).unwrap_or_default();
+        let request: Request = match decode(packet) {
+            Ok(request) => request,
+            Err(error) => {
+                // Without its number there is no way to answer; say so and go on.
+                tracing::warn!(%error, "an order does not decode");
+                return Ok(Next::Go);
+            }
+        };
+        let Request { seq, command } = request;
+        if matches!(command, Command::Stop) {
+            self.answer(seq, Ok(Reply::Done))?;
+            return Ok(Next::End(StopCause::Asked));
+        }
+        if let Some(result) = self.obey(seq, command, received.fds)? {
+            self.answer(seq, result)?;
+        }
+        Ok(Next::Go)
+    }
+
+    /// Does what is asked; no answer if it comes later.
+    fn obey(
+        &mut self,
+        seq: u64,
+        command: Command,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<Answer>, SessionError> {
+        if let Command::Hello { version } = command {
+            return Ok(Some(self.greet(version)));
+        }
+        if !self.greeted {
+            return Ok(Some(Err(wrong_phase("say hello first"))));
+        }
+        let mut fds = Fds::new(fds);
+        let answer = match command {
+            Command::Hello { .. } | Command::Stop => Ok(Reply::Done),
+            Command::Prepare(shape) => self.prepare(shape),
+            Command::Boot(spec) => self.with_machine(|m| m.boot(*spec, fds).map_err(|e| e.wire())),
+            Command::Restore(spec) => {
+                self.with_machine(|m| m.restore(*spec, fds).map_err(|e| e.wire()))
+            }
+            Command::Pause => self.with_machine(|m| m.pause().map_err(|e| e.wire())),
+            Command::Resume => self.with_machine(|m| m.resume().map_err(|e| e.wire())),
+            Command::Cut(spec) => return self.cut(seq, &spec, fds),
+            Command::PowerButton => self.with_machine(|m| {
+                m.press_power_button();
+                Ok(())
+            }),
+            Command::Balloon { target_mib } => self.with_machine(|m| {
+                m.devices()
+                    .set_balloon(target_mib)
+                    .map_err(|e| wire_error(VmmErrorCode::WrongPhase, &e))
+            }),
+            Command::WorkingSet { output } => self.with_machine(|m| {
+                let file = fds
+                    .file(output)
+                    .map_err(|e| wire_error(VmmErrorCode::BadRequest, &e))?;
+                let set = m
+                    .working_set()
+                    .map_err(|e| wire_error(VmmErrorCode::Memory, &e))?;
+                write_all(file, &set.encode()).map_err(|e| wire_error(VmmErrorCode::Io, &e))
+            }),
+            Command::Status => Ok(Reply::Status(self.status())),
+            Command::Counters => Ok(Reply::Counters(self.counters())),
+        };
+        Ok(Some(answer))
+    }
+
+    fn greet(&mut self, version: u32) -> Answer {
+        if version != PROTOCOL_VERSION {
+            return Err(VmmError {
+                code: VmmErrorCode::Version,
+                message: format!("version {version} was offered, {PROTOCOL_VERSION} is spoken"),
+            });
+        }
+        self.greeted = true;
+        Ok(Reply::Hello {
+            version: PROTOCOL_VERSION,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+        })
+    }
+
+    fn prepare(&mut self, shape: Shape) -> Answer {
+        if self.machine.is_some() {
+            return Err(wrong_phase("there is a machine already"));
+        }
+        let machine = Machine::prepare(
+            &self.hypervisor,
+            shape,
+            Pagemap::open(),
+            &self.notices,
+            &self.on_thread_start,
+        )
+        .map_err(|e| e.wire())?;
+        self.machine = Some(machine);
+        Ok(Reply::Done)
+    }
+
+    fn with_machine(&mut self, work: impl FnOnce(&mut Machine) -> Result<(), VmmError>) -> Answer {
+        let machine = self
+            .machine
+            .as_mut()
+            .ok_or_else(|| wrong_phase("there is no machine yet"))?;
+        work(machine).map(|()| Reply::Done)
+    }
+
+    fn cut(
+        &mut self,
+        seq: u64,
+        spec: &forkd_vmm_proto::CutSpec,
+        fds: Fds,
+    ) -> Result<Option<Answer>, SessionError> {
+        if self.cut.is_some() {
+            return Ok(Some(Err(wrong_phase(
+                "the last cut is still being written",
+            ))));
+        }
+        let Some(machine) = self.machine.as_mut() else {
+            return Ok(Some(Err(wrong_phase("there is no machine yet"))));
+        };
+        match machine.cut(spec, fds) {
+            Ok(done) => {
+                self.cut = Some((seq, done.progress));
+                if let Some(pause) = done.pause {
+                    let pause_us = pause.as_micros() as u64;
+                    self.event(Event::CutTaken { seq, pause_us })?;
+                }
+                Ok(None)
+            }
+            Err(error) => Ok(Some(Err(error.wire()))),
+        }
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            phase: self
+                .machine
+                .as_ref()
+                .map_or(VmmPhase::Empty, Machine::phase),
+            shape: self.machine.as_ref().map(Machine::shape),
+            agent_ready: self.agent_ready,
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        Counters(
+            self.machine
+                .as_ref()
+                .map_or_else(Vec::new, |m| m.devices().counters()),
+        )
+    }
+}
+
+fn wrong_phase(message: &str) -> VmmError {
+    VmmError {
+        code: VmmErrorCode::WrongPhase,
+        message: message.to_owned(),
+    }
+}
+
+fn write_all(mut file: std::fs::File, bytes: &[u8]) -> std::io::Result<()> {
+    file.rewind()?;
+    file.set_len(0)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}

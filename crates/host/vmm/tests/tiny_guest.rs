@@ -1,0 +1,324 @@
+//! The whole path from a shell to a forked child with a guest of ten bytes, on the host's own KVM.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use forkd_types::MiB;
+use forkd_vmm::client::{Attach, Client, ClientError};
+use forkd_vmm::tiny;
+use forkd_vmm_proto::{
+    BootSpec, Command, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, Reply, RestoreSpec,
+    Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
+};
+
+const SHAPE: Shape = Shape {
+    memory: MiB(64),
+    vcpus: 1,
+    cpu: CpuModel::Host,
+};
+
+/// What every VM is given beside its kernel or snapshot.
+struct Surroundings {
+    _dir: tempfile::TempDir,
+    listener: OwnedFd,
+    console: File,
+}
+
+impl Surroundings {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("vsock")).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self {
+            _dir: dir,
+            listener: listener.into(),
+            console: tempfile::tempfile().unwrap(),
+        }
+    }
+
+    fn vsock<'a>(&'a self, attach: &mut Attach<'a>) -> VsockSpec {
+        VsockSpec {
+            cid: 3,
+            listener: attach.add(&self.listener),
+        }
+    }
+
+    fn console<'a>(&'a self, attach: &mut Attach<'a>) -> ConsoleSpec {
+        ConsoleSpec {
+            output: attach.add(&self.console),
+            bytes_per_second: 0,
+            max_bytes: 0,
+        }
+    }
+}
+
+fn has_kvm() -> bool {
+    let there = Path::new("/dev/kvm").exists();
+    if !there {
+        eprintln!("no /dev/kvm on this host: nothing was tested");
+    }
+    there
+}
+
+fn start() -> Client {
+    let mut client = Client::start(Path::new(env!("CARGO_BIN_EXE_forkd-vmm")), &[]).unwrap();
+    client.prepare(SHAPE).unwrap();
+    client
+}
+
+fn boot(client: &mut Client, around: &Surroundings, run: bool) {
+    let mut kernel = tempfile::tempfile().unwrap();
+    kernel.write_all(&tiny::image()).unwrap();
+    let mut attach = Attach::new();
+    let spec = BootSpec {
+        kernel: attach.add(&kernel),
+        initramfs: None,
+        cmdline: String::new(),
+        disks: vec![],
+        net: None,
+        vsock: around.vsock(&mut attach),
+        console: around.console(&mut attach),
+        generation: [1; 16],
+        run,
+    };
+    client.boot(spec, &attach).unwrap();
+}
+
+struct Snapshot {
+    state: File,
+    memory: File,
+}
+
+fn cut(client: &mut Client, resume: bool) -> Snapshot {
+    let snapshot = Snapshot {
+        state: tempfile::tempfile().unwrap(),
+        memory: tempfile::tempfile().unwrap(),
+    };
+    let mut attach = Attach::new();
+    let spec = CutSpec {
+        state: attach.add(&snapshot.state),
+        memory: attach.add(&snapshot.memory),
+        only_changed: false,
+        index: None,
+        new_layers: vec![],
+        resume,
+    };
+    let report = client.cut(spec, &attach).unwrap();
+    assert!(report.pages_written > 0);
+    assert_eq!(report.state_bytes, snapshot.state.metadata().unwrap().len());
+    snapshot
+}
+
+fn restore(
+    client: &mut Client,
+    around: &Surroundings,
+    snapshot: &Snapshot,
+) -> Result<(), ClientError> {
+    let mut attach = Attach::new();
+    let spec = RestoreSpec {
+        state: attach.add(&snapshot.state),
+        memory: MemoryImage {
+            layers: vec![attach.add(&snapshot.memory)],
+            index: PageIndex::Identity,
+        },
+        disks: vec![],
+        net: None,
+        vsock: around.vsock(&mut attach),
+        console: around.console(&mut attach),
+        generation: [2; 16],
+        prefault: None,
+        run: true,
+    };
+    client.restore(spec, &attach)
+}
+
+fn phase(client: &mut Client) -> VmmPhase {
+    match client.ask(Command::Status, &Attach::new()).unwrap() {
+        Reply::Status(status) => status.phase,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_child_of_a_paused_parent_runs_its_first_instruction() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut parent = start();
+    boot(&mut parent, &around, false);
+    assert_eq!(phase(&mut parent), VmmPhase::Paused);
+    let snapshot = cut(&mut parent, false);
+
+    for _ in 0..3 {
+        let around = Surroundings::new();
+        let mut child = start();
+        restore(&mut child, &around, &snapshot).unwrap();
+        child.wait_ready().unwrap();
+        assert!(child.stop().unwrap().success());
+    }
+    parent
+        .ask(Command::Resume, &Attach::new())
+        .expect("the parent goes on");
+    parent.wait_ready().unwrap();
+    assert!(parent.stop().unwrap().success());
+}
+
+#[test]
+fn a_running_guest_is_paused_resumed_and_cut() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = start();
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    for _ in 0..20 {
+        vm.ask(Command::Pause, &Attach::new()).unwrap();
+        assert_eq!(phase(&mut vm), VmmPhase::Paused);
+        vm.ask(Command::Resume, &Attach::new()).unwrap();
+    }
+    let snapshot = cut(&mut vm, true);
+    assert_eq!(phase(&mut vm), VmmPhase::Running);
+    let around = Surroundings::new();
+    let mut child = start();
+    restore(&mut child, &around, &snapshot).unwrap();
+    assert_eq!(phase(&mut child), VmmPhase::Running);
+    assert!(child.stop().unwrap().success());
+}
+
+fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> VmmErrorCode {
+    match result {
+        Err(ClientError::Refused(error)) => error.code,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn damaged_snapshots_are_refused_and_the_shell_stays_fresh() {
+    if !has_kvm() {
+        return;
+    }
+    use std::os::unix::fs::FileExt;
+    let around = Surroundings::new();
+    let mut parent = start();
+    boot(&mut parent, &around, false);
+    let snapshot = cut(&mut parent, false);
+
+    let mut child = start();
+    let mut byte = [0];
+    snapshot.state.read_exact_at(&mut byte, 1000).unwrap();
+    snapshot.state.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
+    let around = Surroundings::new();
+    assert_eq!(
+        refused(restore(&mut child, &around, &snapshot)),
+        VmmErrorCode::BadSnapshot
+    );
+    snapshot.state.write_all_at(&byte, 1000).unwrap();
+
+    let short = Snapshot {
+        state: snapshot.state.try_clone().unwrap(),
+        memory: tempfile::tempfile().unwrap(),
+    };
+    short.memory.set_len(1 << 20).unwrap();
+    assert_eq!(
+        refused(restore(&mut child, &around, &short)),
+        VmmErrorCode::BadSnapshot
+    );
+
+    restore(&mut child, &around, &snapshot).expect("the shell is still fresh");
+    child.wait_ready().unwrap();
+}
+
+#[test]
+fn a_snapshot_does_not_fit_another_shape() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut parent = start();
+    boot(&mut parent, &around, false);
+    let snapshot = cut(&mut parent, false);
+    let mut child = Client::start(Path::new(env!("CARGO_BIN_EXE_forkd-vmm")), &[]).unwrap();
+    child
+        .prepare(Shape {
+            memory: MiB(128),
+            ..SHAPE
+        })
+        .unwrap();
+    assert_eq!(
+        refused(restore(&mut child, &around, &snapshot)),
+        VmmErrorCode::Incompatible
+    );
+}
+
+#[test]
+fn orders_out_of_order_are_refused() {
+    if !has_kvm() {
+        return;
+    }
+    let mut client = Client::start(Path::new(env!("CARGO_BIN_EXE_forkd-vmm")), &[]).unwrap();
+    for command in [Command::Pause, Command::Resume, Command::PowerButton] {
+        assert_eq!(
+            refused(client.ask(command, &Attach::new())),
+            VmmErrorCode::WrongPhase
+        );
+    }
+    let shapes = [
+        Shape { vcpus: 0, ..SHAPE },
+        Shape { vcpus: 33, ..SHAPE },
+        Shape {
+            memory: MiB(63),
+            ..SHAPE
+        },
+        Shape {
+            memory: MiB(u32::MAX),
+            ..SHAPE
+        },
+    ];
+    for shape in shapes {
+        assert_eq!(refused(client.prepare(shape)), VmmErrorCode::BadRequest);
+    }
+    client.prepare(SHAPE).unwrap();
+    assert_eq!(refused(client.prepare(SHAPE)), VmmErrorCode::WrongPhase);
+    assert_eq!(phase(&mut client), VmmPhase::Shell);
+    let seq_stop = client.wait_exit_after_stop();
+    assert!(seq_stop.success());
+}
+
+trait StopAndWait {
+    fn wait_exit_after_stop(self) -> std::process::ExitStatus;
+}
+
+impl StopAndWait for Client {
+    fn wait_exit_after_stop(mut self) -> std::process::ExitStatus {
+        self.send(Command::Stop, &Attach::new()).unwrap();
+        let cause = self
+            .wait_event(|event, _| match event {
+                forkd_vmm_proto::Event::Stopped { cause } => Some(cause),
+                _ => None,
+            })
+            .unwrap();
+        assert_eq!(cause, StopCause::Asked);
+        self.wait_exit().unwrap()
+    }
+}
+
+#[test]
+fn a_vmm_whose_controller_goes_away_ends() {
+    if !has_kvm() {
+        return;
+    }
+    let (ours, theirs) = forkd_sys::Channel::pair().unwrap();
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).unwrap();
+    let number = std::os::fd::AsRawFd::as_raw_fd(&theirs.as_fd()).to_string();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_forkd-vmm"))
+        .args(["--control-fd", &number])
+        .spawn()
+        .unwrap();
+    drop((ours, theirs));
+    assert_eq!(child.wait().unwrap().code(), Some(20));
+}

@@ -89,6 +89,7 @@ pub struct Rig {
     pub events: Arc<Recorder>,
     queues: Vec<DriverQueue>,
     next_buffer: u64,
+    first_buffer: u64,
 }
 
 /// Where a ring lies: descriptors, available, used.
@@ -125,6 +126,7 @@ impl Rig {
             transport,
             events: recorder,
             next_buffer: BUFFERS,
+            first_buffer: BUFFERS,
         }
     }
 
@@ -195,12 +197,17 @@ impl Rig {
         self.status() & 64 != 0
     }
 
+    /// Keeps the buffers made so far for good; later ones are used again and again.
+    pub fn pin(&mut self) {
+        self.first_buffer = self.next_buffer;
+    }
+
     /// A new buffer in guest memory that holds `data`.
     pub fn buffer(&mut self, data: &[u8]) -> u64 {
         let addr = self.next_buffer;
         let size = (data.len() as u64 + 15) & !15;
         if addr + size > MEMORY as u64 {
-            self.next_buffer = BUFFERS;
+            self.next_buffer = self.first_buffer;
             return self.buffer(data);
         }
         self.next_buffer += size;
@@ -352,6 +359,7 @@ impl Rig {
         rig.transport.restore(device, rig.memory.clone(), state)?;
         rig.queues.clone_from(&self.queues);
         rig.next_buffer = self.next_buffer;
+        rig.first_buffer = self.first_buffer;
         Ok(rig)
     }
 

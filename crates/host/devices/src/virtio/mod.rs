@@ -6,6 +6,7 @@ mod interrupt;
 mod mmio;
 pub mod rng;
 mod state;
+pub mod vsock;
 
 use std::any::Any;
 use std::io;

@@ -6,6 +6,7 @@ use virtio_queue::{Queue, QueueState, QueueT};
 
 use super::block::BlockState;
 use super::rng::RngState;
+use super::vsock::VsockState;
 use crate::GuestMemory;
 
 /// The state of a slot, by version.
@@ -168,4 +169,6 @@ pub enum DeviceState {
     Rng(RngState),
     /// Disk.
     Block(BlockState),
+    /// Sockets.
+    Vsock(VsockState),
 }

@@ -1,0 +1,567 @@
+//! All connections of a guest, and the packets they owe it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use forkd_vmm_proto::READY_PORT;
+
+use super::VsockMetrics;
+use super::connection::{Connection, Phase, Ports, Taken};
+use super::greeting::{self, Greeter, Greeting};
+use super::packet::{HOST_CID, Header, Op, SHUT_BOTH, SHUT_SEND, TYPE_STREAM};
+use crate::rate::Budget;
+use crate::{DeviceEvents, Ready, Registrar};
+
+/// The most connections at once.
+pub(super) const MAX_CONNECTIONS: usize = 512;
+/// The most packets without data that wait for the guest; with more, the guest's own packets wait too.
+const MAX_CONTROL: usize = 1024;
+/// The most clients taken in at once.
+const MAX_ACCEPTS: usize = 16;
+/// Ports for connections from the host begin here.
+pub(super) const FIRST_HOST_PORT: u32 = 1 << 30;
+/// Connections a second that a guest may open, and how many at once.
+const GUEST_RATE: u64 = 100;
+
+/// A packet without data.
+#[derive(Debug, Clone, Copy)]
+struct Control {
+    ports: Ports,
+    op: Op,
+    flags: u32,
+}
+
+/// The connections.
+pub(super) struct Muxer {
+    pub(super) cid: u64,
+    listener: UnixListener,
+    listening: bool,
+    listener_token: u32,
+    connections: BTreeMap<u32, Connection>,
+    by_ports: BTreeMap<Ports, u32>,
+    control: VecDeque<Control>,
+    /// Connections whose client may have data for the guest, in the order they are served.
+    ready: VecDeque<u32>,
+    next_token: u32,
+    pub(super) next_port: u32,
+    /// Connections of another life that the guest still believes in.
+    pub(super) inherited: Vec<Ports>,
+    announced: bool,
+    guest_budget: Option<Budget>,
+    events: Arc<dyn DeviceEvents>,
+    metrics: Arc<VsockMetrics>,
+    /// Where to register; only while the driver is up.
+    registrar: Option<Registrar>,
+}
+
+impl Muxer {
+    pub(super) fn new(
+        cid: u64,
+        listener: UnixListener,
+        listener_token: u32,
+        events: Arc<dyn DeviceEvents>,
+        metrics: Arc<VsockMetrics>,
+    ) -> Self {
+        Self {
+            cid,
+            listener,
+            listening: false,
+            listener_token,
+            connections: BTreeMap::new(),
+            by_ports: BTreeMap::new(),
+            control: VecDeque::new(),
+            ready: VecDeque::new(),
+            next_token: listener_token + 1,
+            next_port: FIRST_HOST_PORT,
+            inherited: Vec::new(),
+            announced: false,
+            guest_budget: Budget::new(GUEST_RATE, GUEST_RATE),
+            events,
+            metrics,
+            registrar: None,
+        }
+    }
+
+    /// The driver is up. What the guest believes in from another life is reset before anything else.
+    pub(super) fn start(&mut self, registrar: Registrar) -> io::Result<()> {
+        registrar.add(&self.listener, self.listener_token, Ready::IN)?;
+        self.listening = true;
+        self.registrar = Some(registrar);
+        for ports in std::mem::take(&mut self.inherited) {
+            self.push(ports, Op::Reset, 0);
+        }
+        Ok(())
+    }
+
+    /// The driver is gone, and all connections with it.
+    pub(super) fn stop(&mut self) {
+        if let Some(registrar) = self.registrar.take() {
+            registrar.remove(&self.listener);
+            for connection in self.connections.values_mut() {
+                connection.unlisten(&registrar);
+            }
+        }
+        self.listening = false;
+        self.connections.clear();
+        self.by_ports.clear();
+        self.control.clear();
+        self.ready.clear();
+        self.inherited.clear();
+        self.announced = false;
+        self.metrics.open.set(0);
+    }
+
+    /// All connections the guest may believe in.
+    pub(super) fn believed(&self) -> Vec<Ports> {
+        let mut all: Vec<Ports> = self.by_ports.keys().copied().collect();
+        all.extend(self.control.iter().map(|control| control.ports));
+        all.extend(&self.inherited);
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Whether there may be something for the guest.
+    pub(super) fn has_output(&self) -> bool {
+        !self.control.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Whether the guest has to take packets before more of its own are looked at.
+    pub(super) fn is_full(&self) -> bool {
+        self.control.len() >= MAX_CONTROL
+    }
+
+    fn push(&mut self, ports: Ports, op: Op, flags: u32) {
+        if op == Op::Reset {
+            self.metrics.resets.inc();
+        }
+        self.control.push_back(Control { ports, op, flags });
+    }
+
+    /// The next packet for the guest; its data, if any, is put at the start of `data`.
+    pub(super) fn next_packet(&mut self, data: &mut [u8]) -> Option<Header> {
+        loop {
+            if let Some(control) = self.control.pop_front() {
+                return Some(self.header(control, 0));
+            }
+            let token = self.ready.pop_front()?;
+            if let Some(header) = self.next_data(token, data) {
+                return Some(header);
+            }
+        }
+    }
+
+    fn next_data(&mut self, token: u32, data: &mut [u8]) -> Option<Header> {
+        let connection = self.connections.get_mut(&token)?;
+        connection.queued = false;
+        if !connection.reads() {
+            return None;
+        }
+        let ports = connection.ports;
+        let limit = connection.credit().min(data.len());
+        if limit == 0 {
+            if !connection.asked_credit {
+                connection.asked_credit = true;
+                self.push(ports, Op::CreditRequest, 0);
+            }
+            self.listen(token);
+            return None;
+        }
+        match connection.take(&mut data[..limit]) {
+            Taken::Data(count) => {
+                connection.queued = true;
+                self.ready.push_back(token);
+                self.metrics.bytes_to_guest.add(count as u64);
+                let control = Control {
+                    ports,
+                    op: Op::Data,
+                    flags: 0,
+                };
+                // A packet is at most 64 KiB.
+                Some(self.header(control, count as u32))
+            }
+            Taken::Nothing => {
+                self.listen(token);
+                None
+            }
+            Taken::End => {
+                let flags = if connection.check_hung_up() {
+                    SHUT_BOTH
+                } else {
+                    SHUT_SEND
+                };
+                connection.host_shut |= flags;
+                self.push(ports, Op::Shutdown, flags);
+                self.listen(token);
+                None
+            }
+        }
+    }
+
+    fn header(&mut self, control: Control, len: u32) -> Header {
+        let mut header = Header {
+            src_cid: HOST_CID,
+            dst_cid: self.cid,
+            src_port: control.ports.host,
+            dst_port: control.ports.guest,
+            len,
+            kind: TYPE_STREAM,
+            op: control.op,
+            flags: control.flags,
+            buf_alloc: 0,
+            fwd_cnt: 0,
+        };
+        if let Some(connection) = self
+            .by_ports
+            .get(&control.ports)
+            .and_then(|token| self.connections.get_mut(token))
+        {
+            connection.put_credit(&mut header);
+        }
+        self.metrics.packets_to_guest.inc();
+        header
+    }
+
+    /// Takes a packet from the guest.
+    pub(super) fn on_packet(&mut self, header: &Header, data: &[u8]) {
+        self.metrics.packets_from_guest.inc();
+        let ports = Ports {
+            host: header.dst_port,
+            guest: header.src_port,
+        };
+        if header.dst_cid != HOST_CID || header.src_cid != self.cid || header.kind != TYPE_STREAM {
+            self.metrics.bad_packets.inc();
+            if header.op != Op::Reset && header.dst_cid == HOST_CID {
+                self.push(ports, Op::Reset, 0);
+            }
+            return;
+        }
+        match (self.by_ports.get(&ports).copied(), header.op) {
+            (Some(token), _) => self.on_known(token, header, data),
+            (None, Op::Request) => self.on_request(ports, header),
+            (None, Op::Reset) => {}
+            (None, _) => {
+                self.metrics.bad_packets.inc();
+                self.push(ports, Op::Reset, 0);
+            }
+        }
+    }
+
+    fn on_request(&mut self, ports: Ports, header: &Header) {
+        let allowed = self.connections.len() < MAX_CONNECTIONS
+            && self
+                .guest_budget
+                .as_mut()
+                .is_none_or(|budget| budget.take(1));
+        let pair = match ports.host {
+            _ if !allowed => None,
+            READY_PORT => Some((None, None)),
+            _ => UnixStream::pair()
+                .and_then(|(ours, theirs)| ours.set_nonblocking(true).map(|()| (ours, theirs)))
+                .ok()
+                .map(|(ours, theirs)| (Some(ours), Some(theirs))),
+        };
+        let Some((ours, theirs)) = pair else {
+            self.metrics.refused.inc();
+            self.push(ports, Op::Reset, 0);
+            return;
+        };
+        self.metrics.guest_connections.inc();
+        let mut connection = Connection::new(ports, Phase::Open, ours);
+        connection.learn_credit(header);
+        if theirs.is_none() {
+            connection.host_shut = SHUT_BOTH;
+        }
+        let token = self.insert(connection);
+        self.by_ports.insert(ports, token);
+        self.push(ports, Op::Response, 0);
+        match theirs {
+            Some(theirs) => {
+                self.listen(token);
+                self.events.vsock_connect(ports.host, OwnedFd::from(theirs));
+            }
+            None => {
+                self.push(ports, Op::Shutdown, SHUT_BOTH);
+                if !self.announced {
+                    self.announced = true;
+                    self.events.agent_ready();
+                }
+            }
+        }
+    }
+
+    fn on_known(&mut self, token: u32, header: &Header, data: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        connection.learn_credit(header);
+        let ports = connection.ports;
+        let open = matches!(connection.phase, Phase::Open);
+        let fine = match header.op {
+            Op::Reset => {
+                self.metrics.resets.inc();
+                self.remove(token);
+                return;
+            }
+            Op::Response if matches!(connection.phase, Phase::Requested) => {
+                connection.phase = Phase::Open;
+                connection
+                    .stream()
+                    .is_none_or(|stream| greeting::accept(stream, ports.host).is_ok())
+            }
+            Op::Shutdown if open => {
+                if connection.guest_shuts(header.flags) {
+                    self.let_go(token);
+                    return;
+                }
+                true
+            }
+            Op::Data if open => {
+                self.metrics.bytes_from_guest.add(data.len() as u64);
+                connection.give(data) && !connection.broken
+            }
+            Op::CreditUpdate if open => true,
+            Op::CreditRequest if open => {
+                self.push(ports, Op::CreditUpdate, 0);
+                true
+            }
+            _ => {
+                self.metrics.bad_packets.inc();
+                false
+            }
+        };
+        if fine {
+            self.after_traffic(token);
+        } else {
+            self.abort(token);
+        }
+    }
+
+    /// The guest has shut both directions: it is answered at once, and what it sent goes on to the client.
+    fn let_go(&mut self, token: u32) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        connection.phase = Phase::Draining;
+        let ports = connection.ports;
+        let drained = connection.drained();
+        self.by_ports.remove(&ports);
+        self.push(ports, Op::Reset, 0);
+        if drained {
+            self.remove(token);
+        } else {
+            self.listen(token);
+        }
+    }
+
+    fn abort(&mut self, token: u32) {
+        if let Some(ports) = self.connections.get(&token).map(|c| c.ports) {
+            self.push(ports, Op::Reset, 0);
+            self.remove(token);
+        }
+    }
+
+    fn after_traffic(&mut self, token: u32) {
+        if let Some(connection) = self.connections.get_mut(&token) {
+            let ports = connection.ports;
+            if connection.owes_credit() {
+                self.push(ports, Op::CreditUpdate, 0);
+            }
+        }
+        self.listen(token);
+    }
+
+    /// Listens to a connection according to its state.
+    fn listen(&mut self, token: u32) {
+        let (Some(registrar), Some(connection)) =
+            (&self.registrar, self.connections.get_mut(&token))
+        else {
+            return;
+        };
+        let readable = match connection.phase {
+            Phase::Greeting(_) => true,
+            Phase::Open => connection.reads() && connection.credit() > 0 && !connection.queued,
+            Phase::Requested | Phase::Draining => false,
+        };
+        connection.listen(registrar, token, readable);
+    }
+
+    fn insert(&mut self, connection: Connection) -> u32 {
+        loop {
+            let token = self.next_token;
+            self.next_token = token.checked_add(1).unwrap_or(self.listener_token + 1);
+            if let std::collections::btree_map::Entry::Vacant(entry) = self.connections.entry(token)
+            {
+                entry.insert(connection);
+                self.metrics.open.set(self.connections.len() as u64);
+                return token;
+            }
+        }
+    }
+
+    fn remove(&mut self, token: u32) {
+        let Some(mut connection) = self.connections.remove(&token) else {
+            return;
+        };
+        if self.by_ports.get(&connection.ports) == Some(&token) {
+            self.by_ports.remove(&connection.ports);
+        }
+        self.metrics.open.set(self.connections.len() as u64);
+        if let Some(registrar) = &self.registrar {
+            connection.unlisten(registrar);
+            if !self.listening {
+                self.listening = registrar
+                    .add(&self.listener, self.listener_token, Ready::IN)
+                    .is_ok();
+            }
+        }
+    }
+
+    /// Takes clients in. They wait outside while there are too many.
+    pub(super) fn on_listener(&mut self) {
+        for _ in 0..MAX_ACCEPTS {
+            if self.connections.len() >= MAX_CONNECTIONS && !self.evict() {
+                break;
+            }
+            match self.listener.accept() {
+                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    // The ports come with the greeting.
+                    let ports = Ports { host: 0, guest: 0 };
+                    let phase = Phase::Greeting(Greeter::default());
+                    let token = self.insert(Connection::new(ports, phase, Some(stream)));
+                    self.listen(token);
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // Out of descriptors, most likely; one comes back with the next connection that ends.
+                    self.stop_listening();
+                    return;
+                }
+            }
+        }
+        if self.connections.len() >= MAX_CONNECTIONS {
+            self.stop_listening();
+        }
+    }
+
+    fn stop_listening(&mut self) {
+        self.metrics.refused.inc();
+        if let Some(registrar) = &self.registrar {
+            registrar.remove(&self.listener);
+            self.listening = false;
+        }
+    }
+
+    /// Makes room by sending the client away that has been silent longest.
+    fn evict(&mut self) -> bool {
+        let silent = self
+            .connections
+            .iter()
+            .find(|(_, connection)| matches!(connection.phase, Phase::Greeting(_)))
+            .map(|(token, _)| *token);
+        if let Some(token) = silent {
+            self.metrics.bad_clients.inc();
+            self.remove(token);
+        }
+        silent.is_some()
+    }
+
+    /// A client's stream is ready.
+    pub(super) fn on_stream(&mut self, token: u32, ready: Ready) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        let gone = ready.intersects(Ready::HUP | Ready::ERR);
+        match &mut connection.phase {
+            Phase::Greeting(_) => self.on_greeting(token),
+            Phase::Requested if gone => self.abort(token),
+            Phase::Requested => self.listen(token),
+            Phase::Open => self.on_open(token, ready),
+            Phase::Draining => {
+                connection.hung_up |= gone;
+                connection.flush();
+                if connection.drained() || connection.broken {
+                    self.remove(token);
+                } else {
+                    self.listen(token);
+                }
+            }
+        }
+    }
+
+    fn on_open(&mut self, token: u32, ready: Ready) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        if ready.intersects(Ready::OUT | Ready::ERR | Ready::HUP) {
+            connection.flush();
+        }
+        if connection.broken {
+            self.abort(token);
+            return;
+        }
+        let gone = ready.intersects(Ready::HUP | Ready::ERR);
+        connection.hung_up |= gone;
+        if connection.reads() {
+            if !connection.queued && (gone || ready.intersects(Ready::IN | Ready::RDHUP)) {
+                connection.queued = true;
+                self.ready.push_back(token);
+            }
+        } else if gone && connection.host_shut != SHUT_BOTH {
+            connection.host_shut = SHUT_BOTH;
+            let ports = connection.ports;
+            self.push(ports, Op::Shutdown, SHUT_BOTH);
+        }
+        self.after_traffic(token);
+    }
+
+    fn on_greeting(&mut self, token: u32) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        let (Phase::Greeting(greeter), stream) = connection.greeter() else {
+            return;
+        };
+        let guest = match stream.map_or(Greeting::Bad, |stream| greeter.read(stream)) {
+            Greeting::Incomplete => return,
+            Greeting::Bad => {
+                self.metrics.bad_clients.inc();
+                self.remove(token);
+                return;
+            }
+            Greeting::Port(port) => port,
+        };
+        let ports = self.free_ports(guest);
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        connection.ports = ports;
+        connection.phase = Phase::Requested;
+        self.by_ports.insert(ports, token);
+        self.metrics.host_connections.inc();
+        self.push(ports, Op::Request, 0);
+        self.listen(token);
+    }
+
+    /// Ports of a new connection to the guest. There are more ports than connections, so this ends.
+    fn free_ports(&mut self, guest: u32) -> Ports {
+        loop {
+            let ports = Ports {
+                host: self.next_port,
+                guest,
+            };
+            self.next_port = match self.next_port {
+                u32::MAX => FIRST_HOST_PORT,
+                port => port + 1,
+            };
+            if !self.by_ports.contains_key(&ports) {
+                return ports;
+            }
+        }
+    }
+}

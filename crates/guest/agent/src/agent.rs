@@ -1,10 +1,10 @@
 //! What all connections share.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
-use forkd_guest_proto::Pong;
+use forkd_guest_proto::{Pong, ShutdownRequest};
 
 use crate::process::{Processes, Reaper};
 
@@ -36,6 +36,8 @@ pub struct Agent {
     pub generation: RefCell<String>,
     pub reaper: Rc<Reaper>,
     pub processes: Rc<Processes>,
+    /// Carried out once the answer is on its way.
+    pub shutdown: Cell<Option<ShutdownRequest>>,
 }
 
 impl Agent {
@@ -47,6 +49,7 @@ impl Agent {
             generation: RefCell::default(),
             processes: Rc::new(Processes::new(Rc::clone(&reaper), cgroup)),
             reaper,
+            shutdown: Cell::new(None),
         }
     }
 

@@ -6,20 +6,29 @@
 
 mod agent;
 mod args;
+mod boot;
+mod clock;
 mod conn;
 mod dial;
 mod error;
 mod files;
+mod metrics;
+mod net;
 mod process;
+mod procfs;
+mod quiesce;
+mod ready;
+mod shutdown;
 mod sys;
 mod transport;
 
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
 use agent::{Agent, Role};
 use args::Args;
-use transport::Listener;
+use transport::{Address, Listener};
 
 /// How many helper threads there may be.
 const MAX_HELPERS: usize = 8;
@@ -28,12 +37,14 @@ const MAX_HELPERS: usize = 8;
 #[cfg_attr(test, allow(dead_code))]
 fn start() -> i32 {
     sys::prepare_self();
-    let args = match Args::parse(std::env::args_os().skip(1)) {
-        Ok(args) => args,
-        Err(message) => {
-            eprintln!("forkd-agent: {message}");
-            return 2;
-        }
+    let plan = if boot::is_first_process() {
+        Plan::boot()
+    } else {
+        Plan::from_arguments()
+    };
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(message) => return give_up(&message),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -43,23 +54,71 @@ fn start() -> i32 {
         .build();
     let result = runtime.and_then(|runtime| {
         let local = tokio::task::LocalSet::new();
-        local.block_on(&runtime, serve(args))
+        local.block_on(&runtime, serve(plan))
     });
     match result {
         Ok(()) => 0,
-        Err(error) => {
-            eprintln!("forkd-agent: {error}");
-            1
-        }
+        Err(error) => give_up(&error.to_string()),
     }
 }
 
-async fn serve(args: Args) -> std::io::Result<()> {
-    let agent = Rc::new(Agent::new(Role::Process, None));
-    let mut listener = Listener::bind(&args.listen).await?;
-    let token: Option<Rc<str>> = args.token.map(Into::into);
+/// A first process must not return: the kernel would panic without saying why.
+#[cfg_attr(test, allow(dead_code))]
+fn give_up(message: &str) -> i32 {
+    boot::say(message);
+    if boot::is_first_process() {
+        shutdown::power_off_now();
+    }
+    1
+}
+
+/// What this agent is to do.
+struct Plan {
+    role: Role,
+    listen: Address,
+    token: Option<String>,
+    cgroup: Option<OwnedFd>,
+    legacy: bool,
+}
+
+#[cfg_attr(test, allow(dead_code))]
+impl Plan {
+    fn boot() -> Result<Self, String> {
+        let booted = boot::bring_up().map_err(|error| error.to_string())?;
+        Ok(Self {
+            role: booted.role,
+            listen: booted.listen,
+            token: booted.token,
+            cgroup: booted.cgroup,
+            legacy: booted.legacy,
+        })
+    }
+
+    fn from_arguments() -> Result<Self, String> {
+        let args = Args::parse(std::env::args_os().skip(1))?;
+        let role = Role::Process;
+        Ok(Self {
+            role,
+            listen: args.listen,
+            token: args.token,
+            cgroup: None,
+            legacy: false,
+        })
+    }
+}
+
+#[cfg_attr(test, allow(dead_code))]
+async fn serve(plan: Plan) -> std::io::Result<()> {
+    let agent = Rc::new(Agent::new(plan.role, plan.cgroup));
     let reaper = Rc::clone(&agent.reaper);
     tokio::task::spawn_local(async move { reaper.run().await });
+    shutdown::on_signals(&agent)?;
+    boot::finish(plan.role, &agent.reaper).await;
+    let mut listener = Listener::bind(&plan.listen).await?;
+    if matches!(plan.listen, Address::Vsock(_)) {
+        tokio::task::spawn_local(ready::say_ready());
+    }
+    let token: Option<Rc<str>> = plan.token.map(Into::into);
     loop {
         match listener.accept().await {
             Ok(io) => {

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -182,4 +183,379 @@ fn raw_limit(limit: &Rlimit) -> (libc::__rlimit_resource_t, libc::rlimit) {
             rlim_max: value,
         },
     )
+}
+
+/// Opens the standard descriptors that are closed: the console where there is one. Programs started by an
+/// agent without them would find their files under these numbers.
+pub fn open_standard_descriptors() {
+    for path in [c"/dev/console", c"/dev/null"] {
+        loop {
+            // SAFETY: plain calls with a constant path; descriptors above 2 are closed again, the others are
+            // meant to stay open for ever.
+            let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_NOCTTY) };
+            if fd > 2 {
+                // SAFETY: it was opened just above and nobody else knows it.
+                unsafe { libc::close(fd) };
+                return;
+            }
+            if fd < 0 {
+                break;
+            }
+        }
+    }
+}
+
+/// Runs before others when there is a choice.
+pub fn raise_priority() {
+    // SAFETY: a plain call about this process itself.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) };
+}
+
+/// Sets the host name.
+pub fn set_hostname(name: &str) -> io::Result<()> {
+    Ok(rustix::system::sethostname(name.as_bytes())?)
+}
+
+/// Gives the kernel's random number generator fresh bytes, counted as such, and has it use them at once.
+pub fn add_entropy(bytes: &[u8]) -> io::Result<()> {
+    const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+    const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+    let random = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/urandom")?;
+    // A bit count, a byte count, and the bytes.
+    let mut request = Vec::with_capacity(8 + bytes.len());
+    let count = i32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    request.extend_from_slice(&count.saturating_mul(8).to_ne_bytes());
+    request.extend_from_slice(&count.to_ne_bytes());
+    request.extend_from_slice(bytes);
+    // The kernel reads whole words.
+    let words: Vec<u32> = request
+        .chunks(4)
+        .map(|chunk| {
+            let mut word = [0; 4];
+            for (to, from) in word.iter_mut().zip(chunk) {
+                *to = *from;
+            }
+            u32::from_ne_bytes(word)
+        })
+        .collect();
+    // SAFETY: the pointer is to a live buffer that is as long as its own count says.
+    if unsafe { libc::ioctl(random.as_raw_fd(), RNDADDENTROPY, words.as_ptr()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: takes no argument.
+    if unsafe { libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Duplicates a descriptor of another process.
+pub fn take_descriptor(pidfd: &OwnedFd, number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: plain numbers; the result is a new descriptor that nobody else owns.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(
+            i32::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?,
+        ))
+    }
+}
+
+/// Breaks a TCP connection: the peer is sent a reset and whoever holds the socket finds it unconnected.
+pub fn disconnect(socket: &OwnedFd) -> io::Result<()> {
+    // SAFETY: an all-zero address is valid and its family then says "none"; the length is that of the type.
+    let result = unsafe {
+        let address: libc::sockaddr = std::mem::zeroed();
+        let length = libc::socklen_t::try_from(size_of::<libc::sockaddr>()).unwrap_or(16);
+        libc::connect(socket.as_raw_fd(), &raw const address, length)
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// A request about one interface, as the kernel has it.
+struct InterfaceRequest {
+    socket: OwnedFd,
+    request: libc::ifreq,
+}
+
+impl InterfaceRequest {
+    fn new(name: &str) -> io::Result<Self> {
+        Self::on(libc::AF_INET, name)
+    }
+
+    fn on(family: libc::c_int, name: &str) -> io::Result<Self> {
+        // SAFETY: plain numbers; the descriptor is wrapped at once.
+        let socket = unsafe {
+            let fd = libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        // SAFETY: all-zero is a valid value of this structure of numbers.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        if name.is_empty() || name.len() >= request.ifr_name.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from.cast_signed();
+        }
+        Ok(Self { socket, request })
+    }
+
+    fn call(&mut self, number: libc::c_ulong) -> io::Result<()> {
+        // SAFETY: every request this type is used with takes a pointer to this structure.
+        if unsafe { libc::ioctl(self.socket.as_raw_fd(), number, &raw mut self.request) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    fn set_address(&mut self, address: Ipv4Addr) {
+        self.request.ifr_ifru.ifru_addr = socket_address(address);
+    }
+
+    fn address(&self) -> Ipv4Addr {
+        // SAFETY: the request that was made fills in an address, and any bytes are one.
+        let data = unsafe { self.request.ifr_ifru.ifru_addr.sa_data };
+        let [_, _, a, b, c, d, ..] = data.map(i8::cast_unsigned);
+        Ipv4Addr::new(a, b, c, d)
+    }
+}
+
+fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
+    let mut data = [0; 14];
+    for (to, from) in data.iter_mut().skip(2).zip(address.octets()) {
+        *to = from.cast_signed();
+    }
+    libc::sockaddr {
+        sa_family: libc::AF_INET as libc::sa_family_t,
+        sa_data: data,
+    }
+}
+
+/// Starts an interface.
+pub fn link_up(name: &str) -> io::Result<()> {
+    set_link(name, true)
+}
+
+fn set_link(name: &str, up: bool) -> io::Result<()> {
+    let mut request = InterfaceRequest::new(name)?;
+    request.call(libc::SIOCGIFFLAGS)?;
+    let bit = libc::IFF_UP as libc::c_short;
+    // SAFETY: the request above has filled in the flags.
+    let flags = unsafe { request.request.ifr_ifru.ifru_flags };
+    let wanted = if up { flags | bit } else { flags & !bit };
+    if wanted == flags {
+        return Ok(());
+    }
+    request.request.ifr_ifru.ifru_flags = wanted;
+    request.call(libc::SIOCSIFFLAGS)
+}
+
+/// The hardware address of an interface.
+pub fn mac(name: &str) -> io::Result<[u8; 6]> {
+    let mut request = InterfaceRequest::new(name)?;
+    request.call(libc::SIOCGIFHWADDR)?;
+    // SAFETY: the request above has filled in the address.
+    let data = unsafe { request.request.ifr_ifru.ifru_hwaddr.sa_data };
+    let [a, b, c, d, e, f, ..] = data.map(i8::cast_unsigned);
+    Ok([a, b, c, d, e, f])
+}
+
+/// Sets the hardware address of an interface; one that must be stopped for it is.
+pub fn set_mac(name: &str, mac: [u8; 6]) -> io::Result<()> {
+    let mut request = InterfaceRequest::new(name)?;
+    let mut data = [0; 14];
+    for (to, from) in data.iter_mut().zip(mac) {
+        *to = from.cast_signed();
+    }
+    let address = libc::sockaddr {
+        sa_family: libc::ARPHRD_ETHER,
+        sa_data: data,
+    };
+    request.request.ifr_ifru.ifru_hwaddr = address;
+    match request.call(libc::SIOCSIFHWADDR) {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            set_link(name, false)?;
+            request.request.ifr_ifru.ifru_hwaddr = address;
+            let result = request.call(libc::SIOCSIFHWADDR);
+            set_link(name, true)?;
+            result
+        }
+        other => other,
+    }
+}
+
+/// Sets the largest packet of an interface.
+pub fn set_mtu(name: &str, mtu: u32) -> io::Result<()> {
+    let mut request = InterfaceRequest::new(name)?;
+    request.request.ifr_ifru.ifru_mtu =
+        i32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidInput)?;
+    request.call(libc::SIOCSIFMTU)
+}
+
+/// The IPv4 address and prefix length of an interface.
+pub fn address4(name: &str) -> io::Result<(Ipv4Addr, u8)> {
+    let mut request = InterfaceRequest::new(name)?;
+    request.call(libc::SIOCGIFADDR)?;
+    let address = request.address();
+    request.call(libc::SIOCGIFNETMASK)?;
+    let prefix = u32::from(request.address()).count_ones();
+    Ok((address, u8::try_from(prefix).unwrap_or(32)))
+}
+
+/// Sets the IPv4 address of an interface; the routes of an old one go with it.
+pub fn set_address4(name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
+    let mut request = InterfaceRequest::new(name)?;
+    request.set_address(address);
+    request.call(libc::SIOCSIFADDR)?;
+    let mask = u32::MAX
+        .checked_shl(32 - u32::from(prefix.min(32)))
+        .unwrap_or(0);
+    request.set_address(Ipv4Addr::from(mask));
+    request.call(libc::SIOCSIFNETMASK)
+}
+
+/// Sends everything that has no nearer route to a gateway; an older default route goes.
+pub fn set_default_route4(name: &str, gateway: Ipv4Addr) -> io::Result<()> {
+    let device = std::ffi::CString::new(name)?;
+    let request = InterfaceRequest::new(name)?;
+    // SAFETY: all-zero is a valid value of this structure of numbers and pointers.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = socket_address(Ipv4Addr::UNSPECIFIED);
+    route.rt_genmask = socket_address(Ipv4Addr::UNSPECIFIED);
+    route.rt_flags = libc::RTF_UP;
+    // SAFETY: the structure is live and names no device, which stands for any.
+    unsafe {
+        libc::ioctl(
+            request.socket.as_raw_fd(),
+            libc::SIOCDELRT,
+            &raw const route,
+        )
+    };
+    route.rt_gateway = socket_address(gateway);
+    route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+    route.rt_dev = device.as_ptr().cast_mut();
+    // SAFETY: the structure and the name it points to are live; the kernel only reads them.
+    if unsafe {
+        libc::ioctl(
+            request.socket.as_raw_fd(),
+            libc::SIOCADDRT,
+            &raw const route,
+        )
+    } < 0
+    {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn interface_index(name: &str) -> io::Result<i32> {
+    let mut request = InterfaceRequest::new(name)?;
+    request.call(libc::SIOCGIFINDEX)?;
+    // SAFETY: the request above has filled in the index.
+    Ok(unsafe { request.request.ifr_ifru.ifru_ifindex })
+}
+
+/// Adds an IPv6 address to an interface.
+pub fn add_address6(name: &str, address: Ipv6Addr, prefix: u8) -> io::Result<()> {
+    #[repr(C)]
+    struct Request {
+        address: libc::in6_addr,
+        prefix: u32,
+        index: libc::c_int,
+    }
+    let request = Request {
+        address: libc::in6_addr {
+            s6_addr: address.octets(),
+        },
+        prefix: u32::from(prefix),
+        index: interface_index(name)?,
+    };
+    let socket = InterfaceRequest::on(libc::AF_INET6, name)?.socket;
+    // SAFETY: the structure is live and laid out as the kernel has it.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw const request) } < 0 {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::EEXIST) {
+            Ok(())
+        } else {
+            Err(error)
+        };
+    }
+    Ok(())
+}
+
+/// Adds an IPv6 default route.
+pub fn add_default_route6(name: &str, gateway: Ipv6Addr) -> io::Result<()> {
+    #[repr(C)]
+    struct Route {
+        target: [u8; 16],
+        source: [u8; 16],
+        gateway: [u8; 16],
+        kind: u32,
+        target_prefix: u16,
+        source_prefix: u16,
+        metric: u32,
+        info: libc::c_ulong,
+        flags: u32,
+        index: libc::c_int,
+    }
+    let socket = InterfaceRequest::on(libc::AF_INET6, name)?.socket;
+    let route = Route {
+        target: [0; 16],
+        source: [0; 16],
+        gateway: gateway.octets(),
+        kind: 0,
+        target_prefix: 0,
+        source_prefix: 0,
+        metric: 1,
+        info: 0,
+        flags: u32::from(libc::RTF_UP | libc::RTF_GATEWAY),
+        index: interface_index(name)?,
+    };
+    // SAFETY: the structure is live; the kernel only reads it.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT, &raw const route) } < 0 {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::EEXIST) {
+            Ok(())
+        } else {
+            Err(error)
+        };
+    }
+    Ok(())
+}
+
+/// Sends a signal to every process but this one. Only for the first process of a machine.
+pub fn signal_everybody(signal: rustix::process::Signal) {
+    if std::process::id() == 1 {
+        // SAFETY: plain numbers.
+        unsafe { libc::kill(-1, signal.as_raw()) };
+    }
+}
+
+/// Some process is there besides this one and the kernel's own.
+pub fn anybody_else() -> bool {
+    // SAFETY: plain numbers; no signal is sent.
+    std::process::id() == 1 && unsafe { libc::kill(-1, 0) } == 0
+}
+
+/// Tells the disk under a mount point which of its blocks are free.
+pub fn trim(mount: &str) -> io::Result<()> {
+    const FITRIM: libc::c_ulong = 0xc018_5879;
+    let directory = std::fs::File::open(mount)?;
+    let mut range = [0u64, u64::MAX, 0];
+    // SAFETY: the range is live and laid out as the kernel has it: start, length, least length.
+    if unsafe { libc::ioctl(directory.as_raw_fd(), FITRIM, range.as_mut_ptr()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::stream::{EarlyEnd, Stream};
 use crate::agent::Agent;
-use crate::{files, process};
+use crate::{clock, files, metrics, net, process, quiesce};
 
 /// The payload of a successful response, or why there is none.
 pub type Reply = Result<Vec<u8>, AgentError>;
@@ -67,6 +67,14 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::SetAttr(set) => ok(files::set_attr(set).await),
         Request::Watch(watch) => ok(files::watch(stream, watch).await),
         Request::Dial(dial) => ok(crate::dial::dial(stream, dial).await),
+        Request::Clock(clock) => ok(clock::clock(clock)),
+        Request::Metrics => ok(Ok(metrics::read())),
+        Request::Network(network) => ok(net::configure(&network)),
+        Request::Quiesce(quiesce) => ok(quiesce::quiesce(agent, &quiesce).await),
+        Request::Shutdown(shutdown) => {
+            agent.shutdown.set(Some(shutdown));
+            ok(Ok(()))
+        }
         other => Err(AgentError::new(
             ErrorCode::Unsupported,
             format!("not in this agent: {other:?}"),

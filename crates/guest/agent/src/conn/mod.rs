@@ -140,6 +140,10 @@ impl Conn {
             if let Some(payload) = outcome {
                 let _ = outbox.send(id, Kind::Response, 0, &payload).await;
             }
+            if let Some(shutdown) = agent.shutdown.take() {
+                outbox.flushed().await;
+                crate::shutdown::run(&agent, shutdown).await;
+            }
         });
         Ok(())
     }

@@ -18,6 +18,7 @@ pub struct Closed;
 pub struct Outbox {
     waiting: RefCell<Vec<u8>>,
     closed: Cell<bool>,
+    writing: Cell<bool>,
     ready: Notify,
     room: Notify,
 }
@@ -64,6 +65,13 @@ impl Outbox {
         self.room.notify_waiters();
     }
 
+    /// Waits until everything has been handed to the kernel, or nothing can be any more.
+    pub async fn flushed(&self) {
+        while !self.closed.get() && (self.writing.get() || !self.waiting.borrow().is_empty()) {
+            self.room.notified().await;
+        }
+    }
+
     /// Writes until the connection is closed or fails.
     pub async fn write_all_to(&self, writer: &mut (impl AsyncWrite + Unpin)) {
         loop {
@@ -77,9 +85,12 @@ impl Outbox {
                 continue;
             }
             self.room.notify_waiters();
+            self.writing.set(true);
             if writer.write_all(&batch).await.is_err() {
                 return self.close();
             }
+            self.writing.set(false);
+            self.room.notify_waiters();
         }
     }
 }

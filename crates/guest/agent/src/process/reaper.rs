@@ -6,7 +6,7 @@ use std::io;
 use std::process::Command;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::sys::{self, Reaped};
 
@@ -15,6 +15,7 @@ use crate::sys::{self, Reaped};
 #[derive(Default)]
 pub struct Reaper {
     waiting: RefCell<HashMap<u32, oneshot::Sender<Reaped>>>,
+    ended: Notify,
 }
 
 /// A child under way.
@@ -35,6 +36,11 @@ impl Reaper {
         })
     }
 
+    /// Waits until some child has ended.
+    pub async fn next_end(&self) {
+        self.ended.notified().await;
+    }
+
     /// Reaps for ever: our own children and, for PID 1, everybody's orphans.
     pub async fn run(&self) -> io::Result<()> {
         let mut children = signal(SignalKind::child())?;
@@ -43,6 +49,7 @@ impl Reaper {
                 if let Some(sender) = self.waiting.borrow_mut().remove(&pid) {
                     let _ = sender.send(reaped);
                 }
+                self.ended.notify_waiters();
             }
             if children.recv().await.is_none() {
                 return Ok(());

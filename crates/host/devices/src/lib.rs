@@ -47,8 +47,8 @@ pub trait DeviceEvents: Send + Sync {
 
 /// Gives guest memory back to the host.
 ///
-/// Called from the device thread. The range is inside guest memory and page-aligned; after the call the
-/// guest reads zeroes there.
+/// Called from the device thread. The range is inside guest memory and page-aligned. What the guest reads
+/// there afterwards is zero, or what that page was when the machine started.
 pub trait MemoryReclaim: Send + Sync {
     /// Drops `len` bytes at guest physical address `addr`.
     fn discard(&self, addr: u64, len: u64) -> std::io::Result<()>;

@@ -93,6 +93,11 @@ impl Chain {
         self.head
     }
 
+    /// Where the buffers for the device to write are, and how long.
+    pub fn writable(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.writable.iter().map(|s| (s.addr.0, s.len as u64))
+    }
+
     /// What the driver sends.
     pub fn reader<'a>(&'a self, memory: &'a GuestMemory) -> ChainReader<'a> {
         ChainReader(Cursor::new(memory, &self.readable))

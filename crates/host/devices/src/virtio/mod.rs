@@ -1,9 +1,11 @@
 //! Virtio 1.2 devices behind the MMIO transport.
 
+pub mod balloon;
 pub mod block;
 mod chain;
 mod interrupt;
 mod mmio;
+pub mod net;
 pub mod rng;
 mod state;
 pub mod vsock;

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use virtio_queue::{Queue, QueueState, QueueT};
 
+use super::balloon::BalloonState;
 use super::block::BlockState;
+use super::net::NetState;
 use super::rng::RngState;
 use super::vsock::VsockState;
 use crate::GuestMemory;
@@ -171,4 +173,8 @@ pub enum DeviceState {
     Block(BlockState),
     /// Sockets.
     Vsock(VsockState),
+    /// Network.
+    Net(NetState),
+    /// Memory balloon.
+    Balloon(BalloonState),
 }

@@ -1,0 +1,174 @@
+//! The balloon's part on the device thread.
+
+use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
+
+use super::{Balloon, BalloonMetrics};
+use crate::metrics::Counter;
+use crate::virtio::{Chain, ChainReader, DeviceError, QueueExt, Verdict};
+use crate::{GuestMemory, MemoryReclaim};
+
+pub(super) const INFLATE: usize = 0;
+pub(super) const DEFLATE: usize = 1;
+pub(super) const STATS: usize = 2;
+
+/// The size of the pages that the balloon counts.
+pub(super) const PAGE: u64 = 4096;
+/// The most page numbers in one chain.
+const MAX_PAGES: usize = 64 * 1024;
+/// A tag of two bytes and a value of eight.
+const STAT_LEN: usize = 10;
+/// The most statistics in one chain.
+const MAX_STATS: usize = 64;
+
+impl Balloon {
+    pub(super) fn inflate(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let (metrics, reclaim) = (&self.metrics, self.reclaim.as_ref());
+        active.drain(INFLATE, |memory, chain| {
+            for_each_run(&mut chain.reader(memory), |first, pages| {
+                let (addr, len) = (first * PAGE, pages * PAGE);
+                discard(memory, reclaim, metrics, &metrics.inflated_bytes, addr, len);
+            })?;
+            Ok(Verdict::Used(0))
+        })
+    }
+
+    pub(super) fn deflate(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let metrics = &self.metrics;
+        active.drain(DEFLATE, |memory, chain| {
+            // The pages come back by being touched; only their number is of interest.
+            for_each_run(&mut chain.reader(memory), |_, pages| {
+                metrics.deflated_bytes.add(pages * PAGE);
+            })?;
+            Ok(Verdict::Used(0))
+        })
+    }
+
+    pub(super) fn report(&mut self, queue: usize) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let (metrics, reclaim) = (&self.metrics, self.reclaim.as_ref());
+        active.drain(queue, |memory, chain: &Chain| {
+            for (addr, len) in chain.writable() {
+                discard(memory, reclaim, metrics, &metrics.reported_bytes, addr, len);
+            }
+            Ok(Verdict::Used(0))
+        })
+    }
+
+    /// Reads the statistics and leaves the chain in the ring: the driver fills it anew when it gets it
+    /// back, which is when somebody asks.
+    pub(super) fn read_stats(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let queue = active.queues.get_mut(STATS).ok_or(DeviceError::NoQueue)?;
+        let Some(chain) = queue.next_chain(&active.memory)? else {
+            return Ok(());
+        };
+        queue.put_back();
+        let mut reader = chain.reader(&active.memory);
+        for _ in 0..MAX_STATS {
+            if reader.left() < STAT_LEN {
+                break;
+            }
+            let tag = u16::from_le_bytes(reader.array()?);
+            let value = u64::from_le_bytes(reader.array()?);
+            if let Some(counter) = self.metrics.of_tag(tag) {
+                counter.set(value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the driver the chain back, which asks it for new statistics.
+    pub(super) fn return_stats(&mut self) -> Result<(), DeviceError> {
+        use virtio_queue::QueueT;
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let queue = active.queues.get_mut(STATS).ok_or(DeviceError::NoQueue)?;
+        if !queue.ready() {
+            return Ok(());
+        }
+        let Some(chain) = queue.next_chain(&active.memory)? else {
+            return Ok(());
+        };
+        queue.finish(&active.memory, &chain, 0)?;
+        if queue.enable_notification(&active.memory)? {
+            active.again(STATS);
+        }
+        active.notify(STATS)
+    }
+}
+
+impl BalloonMetrics {
+    fn of_tag(&self, tag: u16) -> Option<&Counter> {
+        Some(match tag {
+            0 => &self.guest_swap_in,
+            1 => &self.guest_swap_out,
+            2 => &self.guest_major_faults,
+            3 => &self.guest_minor_faults,
+            4 => &self.guest_free,
+            5 => &self.guest_total,
+            6 => &self.guest_available,
+            7 => &self.guest_caches,
+            _ => return None,
+        })
+    }
+}
+
+/// Calls `work` with the first page and the length of each run of page numbers that follow one another.
+fn for_each_run(
+    reader: &mut ChainReader<'_>,
+    mut work: impl FnMut(u64, u64),
+) -> Result<(), DeviceError> {
+    if reader.left() > MAX_PAGES * 4 {
+        return Err(DeviceError::Protocol("a chain has too many page numbers"));
+    }
+    let mut run: Option<(u64, u64)> = None;
+    while reader.left() >= 4 {
+        let page = u64::from(u32::from_le_bytes(reader.array()?));
+        run = match run {
+            Some((first, pages)) if first + pages == page => Some((first, pages + 1)),
+            // Linux takes pages from the top down.
+            Some((first, pages)) if page + 1 == first => Some((page, pages + 1)),
+            other => {
+                if let Some((first, pages)) = other {
+                    work(first, pages);
+                }
+                Some((page, 1))
+            }
+        };
+    }
+    if let Some((first, pages)) = run {
+        work(first, pages);
+    }
+    Ok(())
+}
+
+fn discard(
+    memory: &GuestMemory,
+    reclaim: &dyn MemoryReclaim,
+    metrics: &BalloonMetrics,
+    taken: &Counter,
+    addr: u64,
+    len: u64,
+) {
+    let aligned = addr.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
+    let inside = usize::try_from(len)
+        .is_ok_and(|len| memory.check_range(GuestAddress(addr), len, Permissions::Write));
+    if !aligned || !inside {
+        metrics.bad_ranges.inc();
+    } else if reclaim.discard(addr, len).is_ok() {
+        taken.add(len);
+    } else {
+        metrics.errors.inc();
+    }
+}

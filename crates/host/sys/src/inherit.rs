@@ -2,15 +2,19 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
 static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
-/// Takes over a descriptor by number and closes it on exec. Each number can be taken once; the standard
-/// streams cannot.
+/// Takes over a descriptor by number and closes it on exec. Each number can be taken once. Of the standard
+/// streams only the input can be had, as another descriptor for the same thing: a parent that has a single
+/// one to leave puts it there.
 pub fn inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+    if number == 0 {
+        return io::stdin().as_fd().try_clone_to_owned();
+    }
     if number <= 2 {
         return Err(invalid());
     }

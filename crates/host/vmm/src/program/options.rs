@@ -64,7 +64,7 @@ impl Options {
             let mut fd = |name| {
                 args.next()
                     .and_then(|text| text.parse().ok())
-                    .filter(|fd| *fd > 2)
+                    .filter(|fd| *fd == 0 || *fd > 2)
                     .ok_or(OptionsError::NeedsFd(name))
             };
             match arg.as_str() {

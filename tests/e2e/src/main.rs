@@ -7,6 +7,7 @@
 mod guest_half;
 mod scenario;
 mod scenarios;
+mod support;
 
 use std::process::ExitCode;
 

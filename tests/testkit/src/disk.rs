@@ -1,7 +1,7 @@
 //! A guest's disk as files: a base that is never written and thin layers over it.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -20,8 +20,10 @@ pub struct Disk {
     pub serial: String,
     /// Refuse writes.
     pub read_only: bool,
-    /// Limits.
+    /// Limits on bytes and operations.
     pub rate: RateLimit,
+    /// The most bytes that each new layer takes; 0 is no limit.
+    pub limit: u64,
 }
 
 impl Disk {
@@ -33,16 +35,30 @@ impl Disk {
             serial: serial.to_owned(),
             read_only: false,
             rate: RateLimit::default(),
+            limit: 0,
         }
+    }
+
+    /// A base of zeroes in `folder`, and a layer on it.
+    pub fn empty(folder: &Path, serial: &str, bytes: u64) -> anyhow::Result<Self> {
+        let base = folder.join(format!("{serial}.img"));
+        File::create_new(&base)?.set_len(bytes)?;
+        Self::over(base, serial).with_new_layer(folder)
     }
 
     /// The same stack with a new, empty layer in `folder` on top.
     pub fn with_new_layer(&self, folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join(format!("{}-{}.layer", self.serial, self.layers.len()));
-        new_layer(&self.base, &path)?;
+        new_layer(&self.base, &path, self.limit)?;
         let mut disk = self.clone();
         disk.layers.push(path);
         Ok(disk)
+    }
+
+    /// Bytes that the layer which is written takes on the host.
+    pub fn allocated(&self) -> anyhow::Result<u64> {
+        let top = self.layers.last().unwrap_or(&self.base);
+        Ok(std::fs::metadata(top)?.blocks() * 512)
     }
 
     /// Opens the files and describes them.
@@ -65,14 +81,14 @@ impl Disk {
 }
 
 /// Makes an empty layer as large as its base.
-pub fn new_layer(base: &Path, path: &Path) -> anyhow::Result<File> {
+pub fn new_layer(base: &Path, path: &Path, limit: u64) -> anyhow::Result<File> {
     let size = std::fs::metadata(base)?.len();
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create_new(true)
         .open(path)?;
-    let empty = EmptyLayer::new(size, 0);
+    let empty = EmptyLayer::new(size, limit);
     file.write_all_at(&empty.header, 0)
         .and_then(|()| file.set_len(empty.file_len))
         .with_context(|| format!("cannot make the layer {}", path.display()))?;

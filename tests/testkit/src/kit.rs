@@ -5,22 +5,36 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use forkd_types::{MiB, SandboxId};
-use forkd_vmm_client::{Spawner, Taken, Vmm};
+use forkd_vmm_client::{Endings, Spawner, Taken, Vmm};
 use forkd_vmm_proto::{
     BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, LINUX_CMDLINE, MemoryImage, NetBackend,
     NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
 };
 use tempfile::TempDir;
 
+use crate::ends::Ends;
+use crate::vm::Parts;
 use crate::{Assets, Disk, Fds, Frozen, Vm};
 
 /// The most bytes a guest's console may fill.
 const CONSOLE_LIMIT: u64 = 16 << 20;
+
+/// What a guest boots from.
+#[derive(Debug)]
+pub enum Root {
+    /// The root image with an empty layer over it.
+    Fresh,
+    /// A disk that was used before.
+    Disk(Disk),
+    /// No disk: the guest lives in its initramfs.
+    None,
+}
 
 /// How a VM is booted. The default is the machine most tests want.
 #[derive(Debug)]
@@ -35,12 +49,16 @@ pub struct BootOptions {
     pub kernel: Option<PathBuf>,
     /// Appended to the default kernel command line.
     pub cmdline: String,
-    /// Boot the root image; without it the guest lives in its initramfs.
-    pub root: bool,
+    /// The root disk.
+    pub root: Root,
     /// Disks after the root disk.
     pub disks: Vec<Disk>,
     /// A descriptor that carries frames.
     pub net: Option<(NetBackend, OwnedFd)>,
+    /// The most bytes a second on the console; 0 is no limit.
+    pub console_rate: u64,
+    /// The most bytes the console file takes.
+    pub console_limit: u64,
 }
 
 impl Default for BootOptions {
@@ -51,9 +69,32 @@ impl Default for BootOptions {
             cpu: CpuModel::Host,
             kernel: None,
             cmdline: String::new(),
-            root: true,
+            root: Root::Fresh,
             disks: Vec::new(),
             net: None,
+            console_rate: 0,
+            console_limit: CONSOLE_LIMIT,
+        }
+    }
+}
+
+/// How a child is started. The default is what most tests want.
+#[derive(Debug)]
+pub struct ForkOptions {
+    /// A descriptor that carries frames; needed exactly if the parent had one.
+    pub net: Option<(NetBackend, OwnedFd)>,
+    /// The generation id.
+    pub generation: [u8; 16],
+    /// Start at once.
+    pub run: bool,
+}
+
+impl Default for ForkOptions {
+    fn default() -> Self {
+        Self {
+            net: None,
+            generation: rand::random(),
+            run: true,
         }
     }
 }
@@ -65,6 +106,7 @@ pub struct Kit {
     pub assets: Assets,
     /// The connection to `forkd-spawn`.
     pub spawner: Spawner,
+    ends: Arc<Ends>,
     process: Child,
     work: TempDir,
     next: AtomicU64,
@@ -84,14 +126,23 @@ impl Kit {
             .arg(&socket)
             .spawn()
             .context("forkd-spawn did not start")?;
-        let spawner = connect(&socket).await?;
+        let (spawner, endings) = connect(&socket).await?;
         Ok(Self {
             assets,
             spawner,
+            ends: Ends::watch(endings),
             process,
             work,
             next: AtomicU64::new(1),
         })
+    }
+
+    /// Drops the connection to `forkd-spawn` and makes a new one, as a controller that comes back does.
+    pub async fn reconnect(&mut self) -> anyhow::Result<()> {
+        let (spawner, endings) = connect(&self.work.path().join("spawn.sock")).await?;
+        self.spawner = spawner;
+        self.ends = Ends::watch(endings);
+        Ok(())
     }
 
     /// The work folder, on a real disk.
@@ -102,6 +153,13 @@ impl Kit {
     /// The process id of `forkd-spawn`.
     pub fn spawner_pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Kills `forkd-spawn` and waits for its end.
+    pub fn kill_spawner(&mut self) -> anyhow::Result<()> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
     }
 
     /// A fresh folder below the work folder.
@@ -138,16 +196,20 @@ impl Kit {
             vcpus: options.vcpus,
             cpu: options.cpu,
         };
-        let taken = self.shell(shape).await?;
-        let folder = self.folder("vm")?;
+        let vm = self.empty(shape).await?;
+        let folder = vm.folder();
         let mut fds = Fds::default();
         let kernel = options.kernel.as_deref().unwrap_or(&self.assets.vmlinux);
         let mut disks = Vec::new();
-        if options.root {
-            disks.push(Disk::over(&self.assets.image, "root").with_new_layer(&folder)?);
+        match options.root {
+            Root::Fresh => {
+                disks.push(Disk::over(&self.assets.image, "root").with_new_layer(folder)?);
+            }
+            Root::Disk(disk) => disks.push(disk),
+            Root::None => {}
         }
         disks.extend(options.disks);
-        let has_net = options.net.is_some();
+        let net = options.net.is_some();
         let spec = BootSpec {
             kernel: fds.add(File::open(kernel)?),
             initramfs: Some(fds.add(File::open(&self.assets.initramfs)?)),
@@ -159,31 +221,63 @@ impl Kit {
                 .map(|disk| disk.spec(&mut fds))
                 .collect::<Result<_, _>>()?,
             net: options.net.map(|(kind, fd)| net_spec(&mut fds, kind, fd)),
-            vsock: vsock(&mut fds, &folder)?,
-            console: console(&mut fds, &folder)?,
+            vsock: vsock(&mut fds, folder)?,
+            console: console(
+                &mut fds,
+                folder,
+                options.console_rate,
+                options.console_limit,
+            )?,
             generation: rand::random(),
             run: true,
         };
-        let (vmm, events) = Vmm::new(taken.control, 0)?;
-        vmm.run(VmmCommand::Boot(Box::new(spec)), &fds.borrow())
-            .await?;
-        Ok(Vm::new(taken.vm, vmm, events, folder, disks, has_net))
+        let command = VmmCommand::Boot(Box::new(spec));
+        vm.vmm.run(command, &fds.borrow()).await?;
+        vm.filled(disks, net).await;
+        Ok(vm)
     }
 
     /// Starts a child from a frozen machine; its agent has not been asked anything yet.
     pub async fn fork(&self, frozen: &Frozen) -> anyhow::Result<Vm> {
-        let taken = self.shell(frozen.shape).await?;
-        self.fork_into(frozen, taken, None).await
+        self.fork_with(frozen, ForkOptions::default()).await
     }
 
-    /// Starts a child in a shell that was taken before.
-    pub async fn fork_into(
+    /// Starts a child and makes it a machine of its own.
+    pub async fn fork_named(&self, frozen: &Frozen, hostname: &str) -> anyhow::Result<Vm> {
+        let vm = self.fork(frozen).await?;
+        vm.wait_ready().await?;
+        vm.identify(hostname, None).await?;
+        Ok(vm)
+    }
+
+    /// Starts a child in a new shell.
+    pub async fn fork_with(&self, frozen: &Frozen, options: ForkOptions) -> anyhow::Result<Vm> {
+        let vm = self.empty(frozen.shape).await?;
+        self.restore(&vm, frozen, options).await?;
+        Ok(vm)
+    }
+
+    /// A shell with nothing in it.
+    pub async fn empty(&self, shape: Shape) -> anyhow::Result<Vm> {
+        let taken = self.shell(shape).await?;
+        let (vmm, events) = Vmm::new(taken.control, 0)?;
+        Vm::new(Parts {
+            process: taken.vm,
+            vmm,
+            events,
+            ends: Arc::clone(&self.ends),
+            folder: self.folder("vm")?,
+        })
+    }
+
+    /// Fills a shell from a frozen machine. A shell that refuses can be asked again.
+    pub async fn restore(
         &self,
+        vm: &Vm,
         frozen: &Frozen,
-        taken: Taken,
-        net: Option<(NetBackend, OwnedFd)>,
-    ) -> anyhow::Result<Vm> {
-        let folder = self.folder("child")?;
+        options: ForkOptions,
+    ) -> anyhow::Result<()> {
+        let layers = self.folder("layers")?;
         let mut fds = Fds::default();
         let disks: Vec<Disk> = frozen
             .disks
@@ -192,11 +286,11 @@ impl Kit {
                 if disk.read_only {
                     Ok(disk.clone())
                 } else {
-                    disk.with_new_layer(&folder)
+                    disk.with_new_layer(&layers)
                 }
             })
             .collect::<Result<_, _>>()?;
-        let has_net = net.is_some();
+        let net = options.net.is_some();
         let spec = RestoreSpec {
             state: fds.add(File::open(&frozen.state)?),
             memory: MemoryImage {
@@ -207,17 +301,33 @@ impl Kit {
                 .iter()
                 .map(|disk| disk.spec(&mut fds))
                 .collect::<Result<_, _>>()?,
-            net: net.map(|(kind, fd)| net_spec(&mut fds, kind, fd)),
-            vsock: vsock(&mut fds, &folder)?,
-            console: console(&mut fds, &folder)?,
-            generation: rand::random(),
+            net: options.net.map(|(kind, fd)| net_spec(&mut fds, kind, fd)),
+            vsock: vsock(&mut fds, vm.folder())?,
+            console: console(&mut fds, vm.folder(), 0, CONSOLE_LIMIT)?,
+            generation: options.generation,
             prefault: None,
-            run: true,
+            run: options.run,
         };
-        let (vmm, events) = Vmm::new(taken.control, 0)?;
-        vmm.run(VmmCommand::Restore(Box::new(spec)), &fds.borrow())
-            .await?;
-        Ok(Vm::new(taken.vm, vmm, events, folder, disks, has_net))
+        let command = VmmCommand::Restore(Box::new(spec));
+        vm.vmm.run(command, &fds.borrow()).await?;
+        vm.filled(disks, net).await;
+        Ok(())
+    }
+
+    /// Takes over VMs that an earlier connection started. Those that are not dropped go on.
+    pub async fn adopt(&self, folder: &Path, epoch: u32) -> anyhow::Result<Vec<Vm>> {
+        let mut vms = Vec::new();
+        for taken in self.spawner.adopt().await? {
+            let (vmm, events) = Vmm::new(taken.control, epoch)?;
+            vms.push(Vm::new(Parts {
+                process: taken.vm,
+                vmm,
+                events,
+                ends: Arc::clone(&self.ends),
+                folder: folder.to_owned(),
+            })?);
+        }
+        Ok(vms)
     }
 }
 
@@ -229,10 +339,10 @@ impl Drop for Kit {
     }
 }
 
-async fn connect(socket: &Path) -> anyhow::Result<Spawner> {
+async fn connect(socket: &Path) -> anyhow::Result<(Spawner, Endings)> {
     for _ in 0..500 {
         match Spawner::connect(socket).await {
-            Ok((spawner, _)) => return Ok(spawner),
+            Ok(connected) => return Ok(connected),
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     }
@@ -240,19 +350,23 @@ async fn connect(socket: &Path) -> anyhow::Result<Spawner> {
 }
 
 fn vsock(fds: &mut Fds, folder: &Path) -> anyhow::Result<VsockSpec> {
-    let listener = UnixListener::bind(folder.join("vsock.sock"))?;
+    let path = folder.join("vsock.sock");
+    if path.exists() {
+        std::fs::remove_file(&path)?;
+    }
+    let listener = UnixListener::bind(path)?;
     Ok(VsockSpec {
         cid: 3,
         listener: fds.add(listener),
     })
 }
 
-fn console(fds: &mut Fds, folder: &Path) -> anyhow::Result<ConsoleSpec> {
+fn console(fds: &mut Fds, folder: &Path, rate: u64, limit: u64) -> anyhow::Result<ConsoleSpec> {
     let output = File::create(folder.join("console.log"))?;
     Ok(ConsoleSpec {
         output: fds.add(output),
-        bytes_per_second: 0,
-        max_bytes: CONSOLE_LIMIT,
+        bytes_per_second: rate,
+        max_bytes: limit,
     })
 }
 

@@ -6,14 +6,19 @@
 
 mod assets;
 mod disk;
+mod ends;
 mod fds;
 mod frozen;
+mod guest;
 mod kit;
+mod net;
+pub mod procfs;
 mod vm;
 
 pub use assets::Assets;
 pub use disk::Disk;
 pub use fds::Fds;
 pub use frozen::Frozen;
-pub use kit::{BootOptions, Kit};
+pub use kit::{BootOptions, ForkOptions, Kit, Root};
+pub use net::{Namespace, Pump};
 pub use vm::Vm;

@@ -1,59 +1,92 @@
 //! A running guest.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use forkd_guest_client::{Client, Options};
-use forkd_guest_proto::ExecRequest;
 use forkd_vmm_client::{Vmm, VmmEvents};
-use forkd_vmm_proto::spawn::Vm as Process;
-use forkd_vmm_proto::{Command, CutSpec, Event, Reply};
+use forkd_vmm_proto::spawn::{HowEnded, Vm as Process};
+use forkd_vmm_proto::{Command, CutSpec, Event, Reply, StopCause};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::disk::new_layer;
+use crate::ends::Ends;
 use crate::{Disk, Fds, Frozen};
 
 /// How long a guest may take to boot on a slow, loaded machine.
 const READY_LIMIT: Duration = Duration::from_secs(180);
+/// How long a process may take to be reported as ended.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// A VM and its VMM. Dropping it ends the VMM.
+/// A VM and its VMM. Dropping it kills the VMM, unless it was [released](Self::release).
 #[derive(Debug)]
 pub struct Vm {
     /// The VMM process.
     pub process: Process,
     /// Its control socket.
     pub vmm: Vmm,
+    pidfd: Option<OwnedFd>,
     events: Mutex<VmmEvents>,
+    ends: Arc<Ends>,
     folder: PathBuf,
     disks: Mutex<Vec<Disk>>,
-    net: bool,
+    net: AtomicBool,
+}
+
+/// What a [`Vm`] is made of.
+pub(crate) struct Parts {
+    pub process: Process,
+    pub vmm: Vmm,
+    pub events: VmmEvents,
+    pub ends: Arc<Ends>,
+    pub folder: PathBuf,
 }
 
 impl Vm {
-    pub(crate) fn new(
-        process: Process,
-        vmm: Vmm,
-        events: VmmEvents,
-        folder: PathBuf,
-        disks: Vec<Disk>,
-        net: bool,
-    ) -> Self {
-        Self {
-            process,
-            vmm,
-            events: Mutex::new(events),
-            folder,
-            disks: Mutex::new(disks),
-            net,
-        }
+    pub(crate) fn new(parts: Parts) -> anyhow::Result<Self> {
+        let pid = Pid::from_raw(parts.process.pid.cast_signed()).context("0 is no process id")?;
+        Ok(Self {
+            pidfd: Some(pidfd_open(pid, PidfdFlags::empty())?),
+            process: parts.process,
+            vmm: parts.vmm,
+            events: Mutex::new(parts.events),
+            ends: parts.ends,
+            folder: parts.folder,
+            disks: Mutex::default(),
+            net: AtomicBool::new(false),
+        })
+    }
+
+    /// Notes what the machine was filled with.
+    pub(crate) async fn filled(&self, disks: Vec<Disk>, net: bool) {
+        *self.disks.lock().await = disks;
+        self.net.store(net, Ordering::Relaxed);
     }
 
     /// The VM's own folder.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The process id of the VMM.
+    pub fn pid(&self) -> u32 {
+        self.process.pid
+    }
+
+    /// The socket that leads to the guest's ports.
+    pub fn agent_socket(&self) -> PathBuf {
+        self.folder.join("vsock.sock")
+    }
+
+    /// Its disks as they are now, to boot another machine from.
+    pub async fn disks(&self) -> Vec<Disk> {
+        self.disks.lock().await.clone()
     }
 
     /// What the guest has printed on its serial console.
@@ -99,28 +132,22 @@ impl Vm {
         .context("no such event in time")?
     }
 
-    /// Connects to the agent.
-    pub async fn agent(&self) -> anyhow::Result<Client> {
-        let socket = self.folder.join("vsock.sock");
-        Ok(Client::connect_vsock(&socket, forkd_vmm_proto::AGENT_PORT, Options::default()).await?)
+    /// Waits until the VM has stopped by itself: why, and how its process ended.
+    pub async fn wait_stopped(&self) -> anyhow::Result<(StopCause, HowEnded)> {
+        let event = self
+            .wait_event(READY_LIMIT, |event| matches!(event, Event::Stopped { .. }))
+            .await?;
+        let Event::Stopped { cause } = event else {
+            bail!("{event:?} is no stop");
+        };
+        Ok((cause, self.wait_end().await?))
     }
 
-    /// Runs a shell command in the guest and gives its standard output; anything but success is an error.
-    pub async fn sh(&self, command: &str) -> anyhow::Result<String> {
-        let request = ExecRequest {
-            shell: Some(command.to_owned()),
-            ..Default::default()
-        };
-        let captured = self.agent().await?.exec_capture(request).await?;
-        let stdout = String::from_utf8_lossy(&captured.stdout).into_owned();
-        if !captured.result.status.success() {
-            let stderr = String::from_utf8_lossy(&captured.stderr);
-            bail!(
-                "`{command}` ended with {:?}: {stdout}{stderr}",
-                captured.result
-            );
-        }
-        Ok(stdout)
+    /// Waits until `forkd-spawn` reports the end of the process.
+    pub async fn wait_end(&self) -> anyhow::Result<HowEnded> {
+        timeout(END_LIMIT, self.ends.of(&self.process.id))
+            .await
+            .context("the end of the VMM was not reported")
     }
 
     /// Cuts the machine and ends it: what children are made from.
@@ -135,10 +162,22 @@ impl Vm {
         self.cut(true).await
     }
 
+    /// Tries a cut whose memory goes to a device that is always full.
+    pub async fn branch_to_full_disk(&self) -> anyhow::Result<Frozen> {
+        let number: u64 = rand::random();
+        let state = self.folder.join(format!("cut-{number:x}.state"));
+        self.cut_to(true, state, PathBuf::from("/dev/full")).await
+    }
+
     async fn cut(&self, go_on: bool) -> anyhow::Result<Frozen> {
         let number: u64 = rand::random();
         let state = self.folder.join(format!("cut-{number:x}.state"));
         let memory = self.folder.join(format!("cut-{number:x}.memory"));
+        self.cut_to(go_on, state, memory).await
+    }
+
+    async fn cut_to(&self, go_on: bool, state: PathBuf, memory: PathBuf) -> anyhow::Result<Frozen> {
+        let number: u64 = rand::random();
         let mut fds = Fds::default();
         let mut disks = self.disks.lock().await;
         let frozen_disks = disks.clone();
@@ -150,7 +189,7 @@ impl Vm {
                 let path = self
                     .folder
                     .join(format!("{}-{number:x}.layer", disk.serial));
-                new_layers.push(fds.add(new_layer(&disk.base, &path)?));
+                new_layers.push(fds.add(new_layer(&disk.base, &path, disk.limit)?));
                 disk.layers.push(path);
             }
             next.push(disk);
@@ -174,27 +213,51 @@ impl Vm {
             state,
             memory,
             disks: frozen_disks,
-            net: self.net,
+            net: self.net.load(Ordering::Relaxed),
             report,
         })
     }
 
-    /// Ends the VM.
-    pub async fn stop(&self) -> anyhow::Result<()> {
+    /// Ends the VM and waits until its process is gone.
+    pub async fn stop(&self) -> anyhow::Result<HowEnded> {
         // The VMM may be gone before its answer is read.
         let _ = self.vmm.call(Command::Stop, &[]).await;
-        Ok(())
+        self.wait_end().await
+    }
+
+    /// Kills the VMM process.
+    pub fn kill(&self) {
+        if let Some(pidfd) = &self.pidfd {
+            // The only failure left is that it has ended already.
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+    }
+
+    /// Lets go of the VM without ending it: `forkd-spawn` still holds its socket.
+    pub fn release(mut self) -> Process {
+        self.pidfd = None;
+        self.process.clone()
     }
 
     /// A counter of the VMM by name; 0 when it has not been touched.
     pub async fn counter(&self, name: &str) -> anyhow::Result<u64> {
+        let counters = self.counters().await?;
+        let found = counters.iter().find(|(counter, _)| counter == name);
+        Ok(found.map_or(0, |(_, value)| *value))
+    }
+
+    /// All counters of the VMM.
+    pub async fn counters(&self) -> anyhow::Result<Vec<(String, u64)>> {
         match self.vmm.call(Command::Counters, &[]).await? {
-            Reply::Counters(counters) => {
-                let found = counters.0.iter().find(|(counter, _)| counter == name);
-                Ok(found.map_or(0, |(_, value)| *value))
-            }
+            Reply::Counters(counters) => Ok(counters.0),
             reply => bail!("the VMM answered {reply:?} to a question for counters"),
         }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
@@ -202,6 +265,7 @@ fn new_file(path: &Path) -> anyhow::Result<File> {
     Ok(File::options()
         .read(true)
         .write(true)
-        .create_new(true)
+        .create(true)
+        .truncate(true)
         .open(path)?)
 }

@@ -1,55 +1,65 @@
 //! The stock kernel boots until the agent has answered.
 
 use anyhow::ensure;
-use forkd_testkit::BootOptions;
+use forkd_testkit::{BootOptions, Kit, Root};
+use forkd_types::MiB;
+use forkd_vmm_proto::CpuModel;
 
 use crate::scenario::Run;
 
 pub async fn one_vcpu(run: Run) -> anyhow::Result<()> {
-    answers_with(run, BootOptions::default()).await
+    answers_with(&run.kit, BootOptions::default()).await
 }
 
-pub async fn two_vcpus(run: Run) -> anyhow::Result<()> {
-    answers_with(
-        run,
-        BootOptions {
-            vcpus: 2,
-            ..Default::default()
-        },
-    )
-    .await
+pub async fn two_vcpus_and_the_portable_cpu(run: Run) -> anyhow::Result<()> {
+    let options = BootOptions {
+        vcpus: 2,
+        cpu: CpuModel::Baseline,
+        ..Default::default()
+    };
+    answers_with(&run.kit, options).await
 }
 
-pub async fn four_vcpus(run: Run) -> anyhow::Result<()> {
-    answers_with(
-        run,
-        BootOptions {
-            vcpus: 4,
-            ..Default::default()
-        },
-    )
-    .await
-}
-
-pub async fn compressed_kernel(run: Run) -> anyhow::Result<()> {
-    let kernel = Some(run.kit.assets.bzimage.clone());
-    answers_with(
-        run,
-        BootOptions {
-            kernel,
-            ..Default::default()
-        },
-    )
-    .await
-}
-
-async fn answers_with(run: Run, options: BootOptions) -> anyhow::Result<()> {
-    let vcpus = options.vcpus;
+pub async fn compressed_kernel_and_no_disk(run: Run) -> anyhow::Result<()> {
+    let options = BootOptions {
+        kernel: Some(run.kit.assets.bzimage.clone()),
+        root: Root::None,
+        memory: MiB(128),
+        ..Default::default()
+    };
     let vm = run.kit.boot(options).await?;
+    let agent = vm.agent().await?;
+    let pong = agent.ping().await?;
+    ensure!(pong.pid == 1, "the agent is process {}, not 1", pong.pid);
+    ensure!(
+        agent.metrics().await?.cpu.count == 1,
+        "another number of vCPUs"
+    );
+    Ok(())
+}
+
+/// More memory than fits below the hole for devices.
+pub async fn memory_on_both_sides_of_the_hole(run: Run) -> anyhow::Result<()> {
+    let options = BootOptions {
+        memory: MiB(4096),
+        root: Root::None,
+        ..Default::default()
+    };
+    let vm = run.kit.boot(options).await?;
+    let total = vm.agent().await?.metrics().await?.memory.total_kib;
+    ensure!(total > 3900 * 1024, "the guest sees {total} KiB of memory");
+    Ok(())
+}
+
+async fn answers_with(kit: &Kit, options: BootOptions) -> anyhow::Result<()> {
+    let vcpus = options.vcpus;
+    let vm = kit.boot(options).await?;
     let counted = vm.sh("nproc").await?;
     ensure!(
-        counted.trim() == vcpus.to_string(),
+        counted == vcpus.to_string(),
         "the guest counts {counted} vCPUs"
     );
+    let pong = vm.agent().await?.ping().await?;
+    ensure!(pong.pid == 1, "the agent is process {}, not 1", pong.pid);
     Ok(())
 }

@@ -1,17 +1,55 @@
 //! All scenarios, a file each.
 
 mod boot;
+mod boot_time;
+mod branch;
+mod disk;
+mod exec;
+mod files;
+mod fork;
+mod hostile;
+mod interp;
+mod life;
+mod load;
+mod net;
+mod overhead;
+mod pty;
+mod smp;
+mod snapshot_safety;
+mod unique;
 
 use crate::scenario::{Scenario, list};
 
 /// Every scenario, in the order they run.
 pub fn all() -> Vec<Scenario> {
     list![
-        boot: one_vcpu, two_vcpus, four_vcpus, compressed_kernel;
+        boot: one_vcpu, two_vcpus_and_the_portable_cpu, compressed_kernel_and_no_disk,
+            memory_on_both_sides_of_the_hole;
+        boot_time: against_qemu;
+        smp: four_vcpus;
+        exec: many_and_one_after_another, surroundings_of_a_process, endless_output_is_held_back;
+        files: more_than_fits_into_memory, everything_else;
+        pty: screen_programs;
+        interp: state_errors_interrupts_and_death;
+        net: tcp_through_a_tap, tcp_through_a_socket;
+        disk: three_more_disks;
+        life: pause_resume_and_the_power_button, every_end_has_its_code, adopted_by_the_next_controller,
+            no_orphans;
+        overhead: memory_of_the_vmm;
+        hostile: rubbish_in_registers_and_queues, fork_bomb_and_no_memory, rubbish_for_the_agent,
+            console_flood;
+        fork: many_children, two_vcpus, four_vcpus, busy_disk_and_grandchildren;
+        unique: children_share_nothing;
+        snapshot_safety: damaged_snapshots_are_refused, killed_while_it_writes;
+        branch: consistent_under_load;
     ]
 }
 
 /// The guest half of that name.
-pub fn guest_half(_name: &str, _args: &[String]) -> Option<anyhow::Result<()>> {
-    None
+pub fn guest_half(name: &str, args: &[String]) -> Option<anyhow::Result<()>> {
+    Some(match name {
+        "disk-mix" => disk::mix(args),
+        "load" => load::run(args),
+        _ => return None,
+    })
 }

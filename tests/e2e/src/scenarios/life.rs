@@ -1,0 +1,168 @@
+//! How machines pause, go on and end.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use forkd_guest_proto::{ClockRequest, ExecRequest, ShutdownMode, ShutdownRequest};
+use forkd_testkit::{BootOptions, Root, Vm, procfs};
+use forkd_vmm_proto::spawn::HowEnded;
+use forkd_vmm_proto::{Command, ExitCode, Reply, StopCause, VmmPhase};
+
+use crate::scenario::Run;
+
+const SIGKILL: u8 = 9;
+
+pub async fn pause_resume_and_the_power_button(run: Run) -> anyhow::Result<()> {
+    let vm = run.kit.boot(BootOptions::default()).await?;
+    let agent = vm.agent().await?;
+    agent.ping().await?;
+    vm.vmm.run(Command::Pause, &[]).await?;
+    ensure!(phase(&vm).await? == VmmPhase::Paused, "not paused");
+    let waiting = tokio::time::timeout(Duration::from_secs(1), agent.ping()).await;
+    ensure!(waiting.is_err(), "a paused guest answered: {waiting:?}");
+    vm.vmm.run(Command::Resume, &[]).await?;
+    ensure!(phase(&vm).await? == VmmPhase::Running, "not running");
+    agent.ping().await?;
+    for _ in 0..20 {
+        vm.vmm.run(Command::Pause, &[]).await?;
+        vm.vmm.run(Command::Resume, &[]).await?;
+    }
+    let clock = agent.clock(ClockRequest::default()).await?;
+    ensure!(clock.monotonic_ns > 0, "{clock:?}");
+
+    vm.sh("echo kept > /root/kept").await?;
+    vm.vmm.run(Command::PowerButton, &[]).await?;
+    let (cause, how) = vm.wait_stopped().await?;
+    ensure!(
+        cause == StopCause::PowerOff && how == HowEnded::Code(ExitCode::Ok as u8),
+        "{cause:?}, {how:?}"
+    );
+    // A clean end has written everything to disk.
+    let root = vm.disks().await.into_iter().next().context("no root")?;
+    let again = run
+        .kit
+        .boot(BootOptions {
+            root: Root::Disk(root),
+            ..Default::default()
+        })
+        .await?;
+    ensure!(again.sh("cat /root/kept").await? == "kept", "lost");
+    Ok(())
+}
+
+async fn phase(vm: &Vm) -> anyhow::Result<VmmPhase> {
+    match vm.vmm.call(Command::Status, &[]).await? {
+        Reply::Status(status) => Ok(status.phase),
+        reply => anyhow::bail!("{reply:?} is no status"),
+    }
+}
+
+pub async fn every_end_has_its_code(run: Run) -> anyhow::Result<()> {
+    let kit = &run.kit;
+    let small = || BootOptions {
+        root: Root::None,
+        ..Default::default()
+    };
+    let vm = kit.boot(small()).await?;
+    shutdown(&vm, ShutdownMode::Reboot).await?;
+    expect_stop(&vm, StopCause::Reset, ExitCode::Reset).await?;
+
+    let vm = kit.boot(small()).await?;
+    shutdown(&vm, ShutdownMode::Poweroff).await?;
+    expect_stop(&vm, StopCause::PowerOff, ExitCode::Ok).await?;
+
+    let vm = kit.boot(BootOptions::default()).await?;
+    let panic = ExecRequest {
+        shell: Some("echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger".into()),
+        ..Default::default()
+    };
+    // There is nobody left to answer.
+    let panicking = vm.exec(panic);
+    let (_, ended) = tokio::join!(
+        tokio::time::timeout(Duration::from_secs(5), panicking),
+        expect_stop(&vm, StopCause::GuestPanic, ExitCode::GuestPanic)
+    );
+    ended?;
+
+    let vm = kit.boot(small()).await?;
+    let how = vm.stop().await?;
+    ensure!(how == HowEnded::Code(ExitCode::Ok as u8), "{how:?}");
+    Ok(())
+}
+
+async fn shutdown(vm: &Vm, mode: ShutdownMode) -> anyhow::Result<()> {
+    let request = ShutdownRequest {
+        mode,
+        ..Default::default()
+    };
+    Ok(vm.agent().await?.shutdown(request).await?)
+}
+
+async fn expect_stop(vm: &Vm, wanted: StopCause, code: ExitCode) -> anyhow::Result<()> {
+    let (cause, how) = vm
+        .wait_stopped()
+        .await
+        .with_context(|| format!("waiting for {wanted:?}; console:\n{}", vm.console()))?;
+    ensure!(
+        cause == wanted && how == HowEnded::Code(code as u8),
+        "{cause:?} and {how:?} instead of {wanted:?}"
+    );
+    Ok(())
+}
+
+/// A controller that goes away leaves its machines running and finds them again.
+pub async fn adopted_by_the_next_controller(mut run: Run) -> anyhow::Result<()> {
+    let vm = run.kit.boot(BootOptions::default()).await?;
+    vm.sh("echo mine > /root/mark").await?;
+    let folder = vm.folder().to_owned();
+    let process = vm.release();
+    run.kit.reconnect().await?;
+    let mut adopted = run.kit.adopt(&folder, 1).await?;
+    ensure!(adopted.len() == 1, "{} VMs are there", adopted.len());
+    let vm = adopted.pop().context("no VM")?;
+    ensure!(vm.process.id == process.id, "another VM");
+    ensure!(phase(&vm).await? == VmmPhase::Running, "not running");
+    ensure!(vm.sh("cat /root/mark").await? == "mine", "another guest");
+    vm.kill();
+    let how = vm.wait_end().await?;
+    ensure!(how == HowEnded::Signal(SIGKILL), "{how:?}");
+    ensure!(run.kit.spawner.status().await?.live == 0, "still live");
+    Ok(())
+}
+
+/// When `forkd-spawn` is killed, its VMMs do not stay behind.
+pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
+    let options = || BootOptions {
+        root: Root::None,
+        ..Default::default()
+    };
+    let running = run.kit.boot(options()).await?;
+    let paused = run.kit.boot_without_agent(options()).await?;
+    paused.vmm.run(Command::Pause, &[]).await?;
+    run.kit.spawner.set_pool(running.process.shape, 2).await?;
+    let pools_filled = async {
+        loop {
+            let status = run.kit.spawner.status().await?;
+            if status.pools.iter().map(|pool| pool.ready).sum::<u32>() == 2 {
+                return anyhow::Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), pools_filled)
+        .await
+        .context("the pool does not fill")??;
+    let pids = procfs::children(run.kit.spawner_pid())?;
+    ensure!(pids.len() == 4, "{} processes instead of 4", pids.len());
+    // Ours are the last ends of the control sockets.
+    let (running, paused) = (running.release(), paused.release());
+    run.kit.kill_spawner()?;
+    let all_gone = async {
+        while pids.iter().any(|pid| procfs::is_alive(*pid)) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), all_gone)
+        .await
+        .with_context(|| format!("some of {pids:?} live on ({running:?}, {paused:?})"))
+}

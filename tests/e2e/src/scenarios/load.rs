@@ -1,0 +1,94 @@
+//! A program that notices when its memory and its disk do not belong to the same instant.
+//!
+//! It counts: the number stands in two pages of memory, and in a file as a chain of checksums. In every
+//! round both pages and the end of the file are compared.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+
+use anyhow::{Context, ensure};
+use sha2::{Digest, Sha256};
+
+const PAGE: usize = 4096;
+
+/// The guest half. Runs until something does not fit.
+pub fn run(args: &[String]) -> anyhow::Result<()> {
+    let path = args.first().context("a path is wanted")?;
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(path)?;
+    let mut pages = vec![0u64; 2 * PAGE / 8];
+    let mut link = String::new();
+    let mut length = 0;
+    loop {
+        let (left, right) = (pages[0], pages[PAGE / 8]);
+        ensure!(left == right, "the pages say {left} and {right}");
+        check_end(&file, length, left, &link)?;
+        let number = left + 1;
+        link = next_link(&link, number);
+        let line = format!("{number} {link}\n");
+        file.write_all(line.as_bytes())?;
+        file.sync_data()?;
+        length += line.len() as u64;
+        pages[0] = std::hint::black_box(number);
+        pages[PAGE / 8] = std::hint::black_box(number);
+    }
+}
+
+/// The file ends with what memory says, neither earlier nor later.
+fn check_end(file: &File, length: u64, number: u64, link: &str) -> anyhow::Result<()> {
+    let found = file.metadata()?.len();
+    ensure!(found == length, "the file has {found} bytes, not {length}");
+    if number == 0 {
+        return Ok(());
+    }
+    let wanted = format!("{number} {link}\n");
+    let mut last = vec![0; wanted.len()];
+    file.read_exact_at(&mut last, length - wanted.len() as u64)?;
+    ensure!(
+        last == wanted.as_bytes(),
+        "the file ends with {:?}, not with {wanted:?}",
+        String::from_utf8_lossy(&last)
+    );
+    Ok(())
+}
+
+fn next_link(link: &str, number: u64) -> String {
+    let digest = Sha256::digest(format!("{link} {number}"));
+    hex::encode(&digest[..8])
+}
+
+/// Checks a whole chain and gives its last number.
+pub fn check_chain(text: &str) -> anyhow::Result<u64> {
+    let mut link = String::new();
+    let mut last = 0;
+    // The last line may be half written at the instant of a cut.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    for line in whole.lines() {
+        let (number, found) = line.split_once(' ').context("a line without a link")?;
+        last += 1;
+        ensure!(number == last.to_string(), "{number} follows {}", last - 1);
+        link = next_link(&link, last);
+        ensure!(found == link, "the chain breaks at {number}");
+    }
+    Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_chain_is_noticed() {
+        let first = next_link("", 1);
+        let second = next_link(&first, 2);
+        let good = format!("1 {first}\n2 {second}\n3 ab");
+        assert_eq!(check_chain(&good).unwrap(), 2);
+        assert!(check_chain(&format!("1 {first}\n2 {first}\n")).is_err());
+        assert!(check_chain(&format!("1 {first}\n3 {second}\n")).is_err());
+    }
+}

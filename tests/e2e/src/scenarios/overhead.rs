@@ -1,0 +1,30 @@
+//! What a VMM adds to its guest.
+
+use anyhow::ensure;
+use forkd_testkit::{BootOptions, procfs};
+use forkd_types::MiB;
+
+use crate::scenario::Run;
+
+/// The promise for one vCPU and 128 MiB, KiB.
+const MOST: u64 = 5 * 1024;
+
+pub async fn memory_of_the_vmm(run: Run) -> anyhow::Result<()> {
+    let options = BootOptions {
+        memory: MiB(128),
+        ..Default::default()
+    };
+    let vm = run.kit.boot(options).await?;
+    vm.sh("true").await?;
+    let memory = procfs::memory(vm.pid())?;
+    println!(
+        "VMM: {} KiB besides {} KiB of guest memory",
+        memory.own_pss, memory.guest_pss
+    );
+    ensure!(
+        memory.guest_pss > 20 * 1024,
+        "no guest memory found: {memory:?}"
+    );
+    ensure!(memory.own_pss < MOST, "{memory:?}");
+    Ok(())
+}

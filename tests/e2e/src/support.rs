@@ -1,0 +1,45 @@
+//! What several scenarios need.
+
+use std::os::fd::OwnedFd;
+
+use anyhow::ensure;
+use forkd_guest_proto::{InterpStart, QuiesceRequest, Warmup};
+use forkd_testkit::{BootOptions, Frozen, Kit, Vm};
+use forkd_vmm_proto::NetBackend;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+/// Boots a machine and warms a Python interpreter with NumPy up, as the recipe does.
+pub async fn warm_python(kit: &Kit, options: BootOptions) -> anyhow::Result<Vm> {
+    let vm = kit.boot(options).await?;
+    let info = vm
+        .agent()
+        .await?
+        .interp_start(InterpStart {
+            language: "python".into(),
+            warmup: Warmup {
+                imports: vec!["numpy as np".into(), "random".into(), "os".into()],
+                code: "_ = (np.ones((8, 8)) @ np.ones((8, 8))).sum()".into(),
+            },
+            ..Default::default()
+        })
+        .await?;
+    ensure!(info.warmup_error.is_none(), "{info:?}");
+    Ok(vm)
+}
+
+/// Prepares a machine for a freeze and freezes it.
+pub async fn freeze(vm: Vm) -> anyhow::Result<Frozen> {
+    vm.agent().await?.quiesce(QuiesceRequest::default()).await?;
+    vm.freeze().await
+}
+
+/// A network device whose other end nobody reads; it must be kept as long as the machine.
+pub fn deaf_network() -> anyhow::Result<(OwnedFd, (NetBackend, OwnedFd))> {
+    let (near, far) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    Ok((near, (NetBackend::Socket, far)))
+}

@@ -1,0 +1,142 @@
+//! What tests do inside a guest, through its agent.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use forkd_guest_client::{Captured, Client, Options};
+use forkd_guest_proto::{
+    EvalRequest, ExecRequest, IdentityReport, IdentityRequest, NetworkRequest, WriteRequest,
+};
+
+use crate::Vm;
+
+/// Where the test program lies inside a guest.
+const SELF: &str = "/var/tmp/forkd-e2e";
+
+impl Vm {
+    /// Connects to the agent.
+    pub async fn agent(&self) -> anyhow::Result<Client> {
+        let options = Options {
+            // A guest in an emulated machine under load is slow, not dead.
+            timeout: std::time::Duration::from_secs(60),
+            ..Options::default()
+        };
+        Ok(
+            Client::connect_vsock(&self.agent_socket(), forkd_vmm_proto::AGENT_PORT, options)
+                .await?,
+        )
+    }
+
+    /// Runs a program to its end.
+    pub async fn exec(&self, request: ExecRequest) -> anyhow::Result<Captured> {
+        Ok(self.agent().await?.exec_capture(request).await?)
+    }
+
+    /// Runs a program and gives its standard output without the last line end; anything but success is an
+    /// error.
+    pub async fn output(&self, request: ExecRequest) -> anyhow::Result<String> {
+        let captured = self.exec(request.clone()).await?;
+        let stdout = String::from_utf8_lossy(&captured.stdout);
+        if !captured.result.status.success() {
+            let stderr = String::from_utf8_lossy(&captured.stderr);
+            let what = request.shell.unwrap_or_else(|| request.argv.join(" "));
+            bail!(
+                "`{what}` ended with {:?}: {stdout}{stderr}",
+                captured.result
+            );
+        }
+        Ok(stdout.trim_end().to_owned())
+    }
+
+    /// Runs a line of shell.
+    pub async fn sh(&self, command: &str) -> anyhow::Result<String> {
+        self.output(ExecRequest {
+            shell: Some(command.to_owned()),
+            ..Default::default()
+        })
+        .await
+    }
+
+    /// Runs a Python program in a process of its own.
+    pub async fn python(&self, program: &str, args: &[&str]) -> anyhow::Result<String> {
+        let mut argv = vec!["python3", "-c", program];
+        argv.extend(args);
+        self.output(ExecRequest {
+            argv: argv.into_iter().map(str::to_owned).collect(),
+            ..Default::default()
+        })
+        .await
+    }
+
+    /// Runs code in the warm Python interpreter and gives the value of its last expression as JSON.
+    pub async fn eval(&self, code: &str) -> anyhow::Result<serde_json::Value> {
+        let request = EvalRequest {
+            code: code.to_owned(),
+            ..Default::default()
+        };
+        let call = self.agent().await?.eval(request).await?;
+        if let Some(error) = call.result.error {
+            bail!("`{code}` raised {}", error.traceback);
+        }
+        Ok(call.result.json.unwrap_or_default())
+    }
+
+    /// Writes a file in the guest.
+    pub async fn put(&self, path: &str, content: &[u8], mode: u32) -> anyhow::Result<()> {
+        let request = WriteRequest {
+            path: path.to_owned(),
+            mode: Some(mode),
+            parents: true,
+            ..Default::default()
+        };
+        self.agent().await?.write_file(request, content).await?;
+        Ok(())
+    }
+
+    /// Copies the running program into the guest.
+    pub async fn put_self(&self) -> anyhow::Result<()> {
+        let program = tokio::fs::File::open(std::env::current_exe()?).await?;
+        let request = WriteRequest {
+            path: SELF.to_owned(),
+            mode: Some(0o755),
+            parents: true,
+            ..Default::default()
+        };
+        self.agent().await?.upload(request, program).await?;
+        Ok(())
+    }
+
+    /// How to run the guest half of a scenario. [`Self::put_self`] comes before.
+    pub fn guest_half(&self, name: &str, args: &[&str]) -> ExecRequest {
+        let mut argv = vec![SELF, "guest", name];
+        argv.extend(args);
+        ExecRequest {
+            argv: argv.into_iter().map(str::to_owned).collect(),
+            ..Default::default()
+        }
+    }
+
+    /// Makes a fork a machine of its own, as the controller does before anything else.
+    pub async fn identify(
+        &self,
+        hostname: &str,
+        network: Option<NetworkRequest>,
+    ) -> anyhow::Result<IdentityReport> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        let generation: [u8; 16] = rand::random();
+        let entropy: [u8; 64] = rand::random();
+        let request = IdentityRequest {
+            generation: hex::encode(generation),
+            entropy: hex::encode(entropy),
+            hostname: Some(hostname.to_owned()),
+            unix_ns: Some(i64::try_from(now)?),
+            network,
+            ..Default::default()
+        };
+        self.agent()
+            .await?
+            .identity(request)
+            .await
+            .context("the fork did not become a machine of its own")
+    }
+}

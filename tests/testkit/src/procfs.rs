@@ -1,0 +1,178 @@
+//! What the host's kernel says about processes.
+
+use std::time::Duration;
+
+use anyhow::Context;
+
+/// Mappings of this size or more that lie side by side are guest memory.
+const GUEST_MEMORY_KIB: u64 = 48 * 1024;
+
+/// Memory of a process, KiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Proportional share of everything that is not guest memory.
+    pub own_pss: u64,
+    /// Proportional share of guest memory.
+    pub guest_pss: u64,
+}
+
+/// Reads the memory of a VMM. Its thread stacks and heaps are far smaller than any guest, so size tells
+/// guest memory from its own.
+pub fn memory(pid: u32) -> anyhow::Result<Memory> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))
+        .with_context(|| format!("there is no process {pid}"))?;
+    let mut regions: Vec<Region> = Vec::new();
+    for line in text.lines() {
+        if let Some(next) = Region::begin(line) {
+            match regions.last_mut() {
+                Some(last) if last.end == next.start && last.accessible == next.accessible => {
+                    last.end = next.end;
+                }
+                _ => regions.push(next),
+            }
+        } else if let (Some(last), Some(pss)) = (regions.last_mut(), kib(line, "Pss:")) {
+            last.pss += pss;
+        }
+    }
+    let mut memory = Memory::default();
+    for region in regions {
+        if region.accessible && region.end - region.start >= GUEST_MEMORY_KIB * 1024 {
+            memory.guest_pss += region.pss;
+        } else {
+            memory.own_pss += region.pss;
+        }
+    }
+    Ok(memory)
+}
+
+struct Region {
+    start: u64,
+    end: u64,
+    /// Readable: address space that is only reserved is not, and separates heaps from each other.
+    accessible: bool,
+    pss: u64,
+}
+
+impl Region {
+    /// Reads the first line of an entry: `start-end perms …`.
+    fn begin(line: &str) -> Option<Self> {
+        let (range, rest) = line.split_once(' ')?;
+        let (start, end) = range.split_once('-')?;
+        Some(Self {
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            accessible: rest.starts_with('r'),
+            pss: 0,
+        })
+    }
+}
+
+fn kib(line: &str, field: &str) -> Option<u64> {
+    line.strip_prefix(field)?
+        .trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// Processor time that the first thread of a process has used: in a VMM, everything but the vCPUs.
+pub fn main_thread_time(pid: u32) -> anyhow::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat"))
+        .with_context(|| format!("there is no process {pid}"))?;
+    let after_name = stat.rsplit_once(')').context("no name in stat")?.1;
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    // Fields 14 and 15 of the line; the first one after the name is field 3.
+    let ticks: u64 = fields
+        .get(11..13)
+        .context("stat is too short")?
+        .iter()
+        .map(|field| field.parse::<u64>().unwrap_or(0))
+        .sum();
+    let per_second = rustix::param::clock_ticks_per_second();
+    Ok(Duration::from_millis(ticks * 1000 / per_second))
+}
+
+/// How many descriptors a process has open.
+pub fn open_files(pid: u32) -> anyhow::Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+}
+
+/// The children of a process that still run.
+pub fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(child) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // A process may end while we look.
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{child}/stat")) else {
+            continue;
+        };
+        let mut fields = stat
+            .rsplit_once(')')
+            .map(|(_, rest)| rest.split_whitespace())
+            .into_iter()
+            .flatten();
+        let (state, parent) = (fields.next(), fields.next());
+        if state != Some("Z") && parent == Some(pid.to_string().as_str()) {
+            found.push(child);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a process exists and has not ended.
+pub fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| {
+            let (_, rest) = stat.rsplit_once(')')?;
+            Some(!rest.trim_start().starts_with('Z'))
+        })
+        .unwrap_or(false)
+}
+
+/// What programs on this host could still get, KiB.
+pub fn available_memory() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    text.lines()
+        .find_map(|line| kib(line, "MemAvailable:"))
+        .context("no MemAvailable in /proc/meminfo")
+}
+
+/// Bound Unix sockets whose path lies below a folder.
+pub fn unix_sockets_below(folder: &std::path::Path) -> anyhow::Result<usize> {
+    let folder = folder.to_string_lossy();
+    let text = std::fs::read_to_string("/proc/net/unix")?;
+    Ok(text
+        .lines()
+        .filter(|line| line.contains(&*folder) && !line.ends_with("spawn.sock"))
+        .count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_time_and_files() {
+        let pid = std::process::id();
+        assert!(memory(pid).unwrap().own_pss > 0);
+        assert!(open_files(pid).unwrap() > 2);
+        main_thread_time(pid).unwrap();
+        assert!(is_alive(pid));
+    }
+
+    #[test]
+    fn a_first_line_is_told_from_a_field() {
+        let region = Region::begin("7f00-8f00 rw-p 00000000 00:00 0").unwrap();
+        assert_eq!(
+            (region.start, region.end, region.accessible),
+            (0x7f00, 0x8f00, true)
+        );
+        assert!(Region::begin("Pss:                   4 kB").is_none());
+        assert_eq!(kib("Pss:                   4 kB", "Pss:"), Some(4));
+    }
+}

@@ -1,7 +1,8 @@
 //! A start from frozen state.
 
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io;
+use std::os::unix::fs::FileExt;
 
 use forkd_memory::{ImageLayers, MemoryError, WorkingSet, WorkingSetError};
 use forkd_vmm_proto::{MemoryImage, PageIndex, PageMap, PageMapError, RestoreSpec, Shape};
@@ -103,7 +104,7 @@ impl Machine {
     }
 
     fn parse(&self, spec: &RestoreSpec, fds: &mut Fds) -> Result<Parsed, RestoreError> {
-        let bytes = read_bounded(fds.file(spec.state)?, "state file", MAX_STATE)?;
+        let bytes = read_bounded(&fds.file(spec.state)?, "state file", MAX_STATE)?;
         let state = MachineState::decode(&bytes)?;
         if state.shape != self.shape {
             return Err(RestoreError::Shape {
@@ -119,7 +120,7 @@ impl Machine {
         let prefault = match spec.prefault {
             Some(index) => {
                 let limit = WorkingSet::max_encoded_len();
-                let bytes = read_bounded(fds.file(index)?, "working set", limit)?;
+                let bytes = read_bounded(&fds.file(index)?, "working set", limit)?;
                 Some(WorkingSet::decode(&bytes, self.ram.layout().pages())?)
             }
             None => None,
@@ -136,7 +137,7 @@ impl Machine {
             PageIndex::Identity => PageMap::identity(self.ram.layout().pages()),
             PageIndex::File(index) => {
                 let limit = PageMap::max_encoded_len();
-                PageMap::decode(&read_bounded(fds.file(index)?, "page map", limit)?)?
+                PageMap::decode(&read_bounded(&fds.file(index)?, "page map", limit)?)?
             }
         };
         let layers = image
@@ -191,17 +192,15 @@ impl Machine {
     }
 }
 
-/// Reads a whole file from its beginning, if it is not over the limit.
-fn read_bounded(mut file: File, what: &'static str, limit: usize) -> Result<Vec<u8>, RestoreError> {
+/// Reads a whole file if it is not over the limit. By offset: many children may be handed the same open file.
+fn read_bounded(file: &File, what: &'static str, limit: usize) -> Result<Vec<u8>, RestoreError> {
     let read = |source| RestoreError::Read { what, source };
-    file.rewind().map_err(read)?;
     let size = file.metadata().map_err(read)?.len();
-    let mut bytes = Vec::with_capacity((size as usize).min(limit) + 1);
-    file.take(limit as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(read)?;
-    if bytes.len() > limit {
-        return Err(RestoreError::TooLarge { what, limit });
-    }
+    let size = usize::try_from(size)
+        .ok()
+        .filter(|size| *size <= limit)
+        .ok_or(RestoreError::TooLarge { what, limit })?;
+    let mut bytes = vec![0; size];
+    file.read_exact_at(&mut bytes, 0).map_err(read)?;
     Ok(bytes)
 }

@@ -1,18 +1,114 @@
 //! `forkd-bench`: measures what forkd promises, and says what each clock covers.
 
 mod floor;
+mod fork;
+mod report;
+mod spawned;
 mod stats;
 
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use forkd_types::MiB;
+use report::{Conditions, Fork, Primitives};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use stats::millis;
+
+/// Measures what forkd promises, and says what each clock covers.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// The fork path with a guest of a few bytes; needs /dev/kvm and nothing else.
+    Primitives(PrimitivesArgs),
+    /// One child of the floor measurement.
+    #[command(name = floor::CHILD, hide = true)]
+    FloorChild {
+        /// Guest memory.
+        memory: MiB,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct PrimitivesArgs {
+    /// Sizes of the bursts.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000], value_name = "N,…")]
+    n: Vec<usize>,
+
+    /// Guest memory.
+    #[arg(long, default_value = "512M", value_name = "SIZE")]
+    memory: MiB,
+
+    /// Rounds of each burst.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
+    rounds: u8,
+
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+
+    /// Where images and sockets go [default: a folder in memory].
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    work: PathBuf,
+}
+
 fn main() -> anyhow::Result<()> {
-    let args: Vec<String> = std::env::args().collect();
-    if args.get(1).is_some_and(|a| a == floor::CHILD) {
-        return floor::child(args[2].parse()?);
+    match Args::parse().what {
+        What::FloorChild { memory } => floor::child(memory),
+        What::Primitives(args) => primitives(&args),
     }
-    let n = args[1].parse()?;
-    let image = tempfile::tempfile_in("/dev/shm")?;
-    let memory = forkd_types::MiB(512);
-    forkd_probe::floor::write_tiny_image(&image, memory.bytes())?;
-    let b = floor::burst(&image, memory, n)?;
-    println!("{} {:?}", stats::millis(b.wall), stats::Spread::of(&b.each));
+}
+
+fn primitives(args: &PrimitivesArgs) -> anyhow::Result<()> {
+    raise_file_limit();
+    let conditions = Conditions::here(args.memory.0, args.rounds.into());
+    let work = tempfile::Builder::new()
+        .prefix("forkd-bench-")
+        .tempdir_in(&args.work)
+        .with_context(|| format!("cannot work in {}", args.work.display()))?;
+    let image = tempfile::tempfile_in(work.path())?;
+    forkd_probe::floor::write_tiny_image(&image, args.memory.bytes())?;
+    let mut results = Vec::new();
+    for &n in &args.n {
+        let folder = work.path().join(n.to_string());
+        std::fs::create_dir(&folder)?;
+        let mut bench = fork::Bench::new(&folder, args.memory)?;
+        let (mut ours, mut floors, mut fill) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 1..=args.rounds {
+            eprintln!("{n} forks, round {round} of {}", args.rounds);
+            floors.push(floor::burst(&image, args.memory, n)?);
+            let (burst, filled) = bench.burst(n)?;
+            ours.push(burst);
+            fill.push(millis(filled));
+        }
+        ours.sort_by_key(|burst| burst.wall);
+        floors.sort_by_key(|burst| burst.wall);
+        fill.sort_by(f64::total_cmp);
+        results.push(Fork::new(n, &ours[0], &floors[0], fill[0]));
+    }
+    let report = Primitives {
+        fork: results,
+        conditions,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.text());
+    }
     Ok(())
+}
+
+/// A thousand children are several thousand descriptors.
+fn raise_file_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        eprintln!("the limit on open files stays as it is: {error}");
+    }
 }

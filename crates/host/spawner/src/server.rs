@@ -28,6 +28,12 @@ use crate::process::Process;
 /// The most controllers connected at one time: one that works, one that takes over, and a few that look.
 const MAX_CLIENTS: usize = 16;
 
+/// A burst of takes is over when none has come for this long; only then are the pools refilled, since
+/// making shells would compete with the children that have just started.
+const QUIET: Duration = Duration::from_millis(50);
+/// Takes that never pause do not hold refilling up for longer than this.
+const LONGEST_HOLD: Duration = Duration::from_millis(500);
+
 /// What a program start is told.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -110,7 +116,21 @@ pub struct Server {
     pools: Pools<u64>,
     pending: VecDeque<PendingTake>,
     shells_lost: u64,
+    burst: Option<BurstOfTakes>,
     next: u64,
+}
+
+/// Takes that follow closely on each other.
+#[derive(Debug, Clone, Copy)]
+struct BurstOfTakes {
+    first: Instant,
+    last: Instant,
+}
+
+impl BurstOfTakes {
+    fn over_at(self) -> Instant {
+        (self.last + QUIET).min(self.first + LONGEST_HOLD)
+    }
 }
 
 impl Server {
@@ -134,6 +154,7 @@ impl Server {
             pools,
             pending: VecDeque::new(),
             shells_lost: 0,
+            burst: None,
             next: 1,
         })
     }
@@ -144,7 +165,12 @@ impl Server {
         loop {
             self.refill();
             events.clear();
-            let timeout = self.pools.next_attempt().map(until);
+            let wake = self.burst.map(BurstOfTakes::over_at);
+            let timeout = wake
+                .into_iter()
+                .chain(self.pools.next_attempt())
+                .min()
+                .map(until);
             match epoll::wait(
                 &self.epoll,
                 rustix::buffer::spare_capacity(&mut events),
@@ -266,6 +292,11 @@ impl Server {
                 return Err(SpawnError::Duplicate { id: id.clone() });
             }
         }
+        let now = Instant::now();
+        self.burst = Some(BurstOfTakes {
+            first: self.burst.map_or(now, |burst| burst.first),
+            last: now,
+        });
         let mut take = PendingTake {
             client,
             seq,
@@ -382,6 +413,13 @@ impl Server {
 
     /// Starts what the pools lack.
     fn refill(&mut self) {
+        if self
+            .burst
+            .is_some_and(|burst| burst.over_at() > Instant::now())
+        {
+            return;
+        }
+        self.burst = None;
         for shape in self.pools.start_making(Instant::now()) {
             if let Err(error) = self.start(shape, true) {
                 eprintln!("forkd-spawn: a pool cannot be filled: {error}");

@@ -1,0 +1,145 @@
+//! What was measured, for people and for programs.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::floor::Burst;
+use crate::stats::{Spread, millis};
+
+/// All that `primitives` measures.
+#[derive(Debug, Serialize)]
+pub struct Primitives {
+    /// Bursts of forks, smallest first.
+    pub fork: Vec<Fork>,
+    /// Where and how it was measured.
+    pub conditions: Conditions,
+}
+
+/// One size of burst.
+#[derive(Debug, Serialize)]
+pub struct Fork {
+    /// How many children at once.
+    pub n: usize,
+    /// From asking for the first shell to the first instruction of the last child.
+    pub wall_ms: f64,
+    /// From asking for a child's shell to its first instruction.
+    pub ms: Spread,
+    /// The bare system calls for the same burst, in the same run.
+    pub floor_wall_ms: f64,
+    /// The bare system calls for each child.
+    pub floor_ms: Spread,
+    /// `wall_ms` over `floor_wall_ms`.
+    pub ratio: f64,
+    /// How long the pool took to fill before the clock started.
+    pub pool_fill_ms: f64,
+}
+
+impl Fork {
+    /// Puts the best of several rounds of each side together.
+    pub fn new(n: usize, ours: &Burst, floor: &Burst, pool_fill_ms: f64) -> Self {
+        let (wall_ms, floor_wall_ms) = (millis(ours.wall), millis(floor.wall));
+        Self {
+            n,
+            wall_ms,
+            ms: Spread::of(&ours.each),
+            floor_wall_ms,
+            floor_ms: Spread::of(&floor.each),
+            ratio: wall_ms / floor_wall_ms,
+            pool_fill_ms,
+        }
+    }
+}
+
+/// Where and how it was measured.
+#[derive(Debug, Serialize)]
+pub struct Conditions {
+    /// CPU as the kernel names it.
+    pub cpu: String,
+    /// How many of them.
+    pub cores: usize,
+    /// Kernel release.
+    pub kernel: String,
+    /// What the probe says of `/dev/kvm`.
+    pub kvm: &'static str,
+    /// Guest memory.
+    pub memory_mib: u32,
+    /// Load average over a minute when the run began.
+    pub load: f64,
+    /// Rounds of each burst; the fastest wall time of each side counts.
+    pub rounds: usize,
+    /// What the clocks cover.
+    pub clock: &'static str,
+}
+
+impl Conditions {
+    /// Looks at this host.
+    pub fn here(memory_mib: u32, rounds: usize) -> Self {
+        Self {
+            cpu: cpu_model(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
+            kvm: forkd_probe::probe().verdict.as_str(),
+            memory_mib,
+            load: first_number("/proc/loadavg"),
+            rounds,
+            clock: "fork: from asking forkd-spawn for the shell until the child's first instruction has \
+                    signalled the asking process; pooled shells, one process per VM, own console file and \
+                    vsock socket each; floor: mmap, registers, KVM_RUN to the first port write, one process \
+                    per VM, told and answering over a socket",
+        }
+    }
+}
+
+impl Primitives {
+    /// A table.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let c = &self.conditions;
+        let _ = writeln!(
+            text,
+            "{} x{}, Linux {}, /dev/kvm {}, {} MiB guests, load {:.1}, best of {} rounds\n",
+            c.cpu, c.cores, c.kernel, c.kvm, c.memory_mib, c.load, c.rounds
+        );
+        let _ = writeln!(
+            text,
+            "{:>6} {:>10} {:>8} {:>8} {:>8} {:>12} {:>6} {:>11}",
+            "forks", "wall ms", "p50 ms", "p99 ms", "max ms", "floor ms", "ratio", "pool fill"
+        );
+        for fork in &self.fork {
+            let _ = writeln!(
+                text,
+                "{:>6} {:>10.2} {:>8.2} {:>8.2} {:>8.2} {:>12.2} {:>6.2} {:>8.0} ms",
+                fork.n,
+                fork.wall_ms,
+                fork.ms.p50,
+                fork.ms.p99,
+                fork.ms.max,
+                fork.floor_wall_ms,
+                fork.ratio,
+                fork.pool_fill_ms
+            );
+        }
+        let _ = writeln!(text, "\nclock: {}", c.clock);
+        text
+    }
+}
+
+fn cpu_model() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|line| line.starts_with("model name"));
+    line.and_then(|line| line.split_once(':'))
+        .map_or("unknown", |(_, name)| name.trim())
+        .to_owned()
+}
+
+fn first_number(path: &str) -> f64 {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(0.0)
+}

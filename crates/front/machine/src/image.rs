@@ -33,8 +33,8 @@ pub struct Image {
 /// `image.json` as the builder writes it. What else is in there is for people.
 #[derive(Debug, Deserialize)]
 struct Description {
-    /// Names the content.
-    key: String,
+    /// The release of the kernel.
+    kernel: String,
 }
 
 /// What the builder prints with `--json`.
@@ -65,9 +65,9 @@ impl Image {
             .ok_or_else(|| invalid(RecordProblem::Read(std::io::ErrorKind::NotFound.into())))?;
         let image = Self {
             kernel: folder.join("vmlinuz"),
-            initramfs: folder.join("initramfs"),
+            initramfs: folder.join("initramfs.cpio"),
             root: folder.join("root.ext4"),
-            version: description.key,
+            version: version(folder, &description),
         };
         for part in [&image.kernel, &image.initramfs, &image.root] {
             std::fs::metadata(part).map_err(|source| MachineError::File {
@@ -77,6 +77,14 @@ impl Image {
             })?;
         }
         Ok(image)
+    }
+}
+
+/// The builder names the folder after the content.
+fn version(folder: &Path, description: &Description) -> String {
+    match folder.file_name() {
+        Some(name) => name.to_string_lossy().into_owned(),
+        None => description.kernel.clone(),
     }
 }
 
@@ -152,12 +160,17 @@ mod tests {
             Image::open(dir.path()),
             Err(MachineError::ImageInvalid { .. })
         ));
-        std::fs::write(dir.path().join(DESCRIPTION), r#"{"schema":1,"key":"k"}"#).unwrap();
+        std::fs::write(
+            dir.path().join(DESCRIPTION),
+            r#"{"schema":1,"kernel":"6.12"}"#,
+        )
+        .unwrap();
         std::fs::write(dir.path().join("vmlinuz"), "").unwrap();
-        std::fs::write(dir.path().join("initramfs"), "").unwrap();
+        std::fs::write(dir.path().join("initramfs.cpio"), "").unwrap();
         let error = Image::open(dir.path()).unwrap_err();
         assert!(error.to_string().ends_with("root.ext4"), "{error}");
         std::fs::write(dir.path().join("root.ext4"), "").unwrap();
-        assert_eq!(Image::open(dir.path()).unwrap().version, "k");
+        let version = Image::open(dir.path()).unwrap().version;
+        assert_eq!(Some(version.as_ref()), dir.path().file_name());
     }
 }

@@ -69,6 +69,16 @@ impl Layout {
         self.root.join("data.img")
     }
 
+    /// The disk through which large files get in.
+    pub(crate) fn transfer_disk(&self) -> PathBuf {
+        self.root.join("transfer.img")
+    }
+
+    /// Held while somebody uses the transfer disk.
+    pub(crate) fn transfer_lock(&self) -> PathBuf {
+        self.root.join("transfer.lock")
+    }
+
     /// Which programs are inside.
     pub(crate) fn synced(&self) -> PathBuf {
         self.root.join("synced.json")

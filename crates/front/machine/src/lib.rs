@@ -39,6 +39,7 @@ mod session;
 mod start;
 mod status;
 mod stop;
+mod transfer;
 
 pub use accel::{Accel, AccelChoice, InvalidAccel};
 pub use error::{MachineError, RecordProblem};

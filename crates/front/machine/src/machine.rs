@@ -106,13 +106,14 @@ impl Machine {
 
     /// Files that mean something only while the machine runs. The record goes last: it is what says
     /// that there is something to clear.
-    fn run_files(&self) -> [PathBuf; 6] {
+    fn run_files(&self) -> [PathBuf; 7] {
         let layout = &self.layout;
         [
             layout.qmp(),
             layout.initrd(),
             layout.token(),
             layout.synced(),
+            layout.transfer_disk(),
             layout.pid_file(),
             layout.record(),
         ]

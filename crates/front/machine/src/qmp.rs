@@ -74,9 +74,13 @@ impl Qmp {
 
     /// Ends QEMU after writing its disks. It may be gone before it answers.
     pub fn quit(&mut self) -> io::Result<()> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         match self.ask("quit", json!({})) {
-            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
-            _ => Ok(()),
+            Err(error) => match error.kind() {
+                BrokenPipe | ConnectionReset | UnexpectedEof => Ok(()),
+                _ => Err(error),
+            },
+            Ok(_) => Ok(()),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::qemu::{self, AGENT_PORT, API_PORT, Launch, Qemu};
 use crate::qmp::{Forward, Qmp};
 use crate::record::Record;
 use crate::session::Session;
-use crate::{disk, seed};
+use crate::{disk, seed, transfer};
 
 /// Size of a new data disk. The file is sparse: it takes what is used.
 const DEFAULT_DISK: MiB = MiB(20 * 1024);
@@ -144,6 +144,7 @@ impl Machine {
         let image = Image::ensure(progress).await?;
         progress.step(&Step::Disk);
         let disk = disk::ensure(&self.layout.data_disk(), options.disk, DEFAULT_DISK)?;
+        transfer::create_disk(&self.layout.transfer_disk())?;
         let token = seed::new_token();
         seed::write_token(&self.layout.token(), &token)?;
         seed::write_initrd(&image.initramfs, &token, &self.layout.initrd())?;

@@ -13,6 +13,7 @@ use forkd_guest_proto::{ExecRequest, ProcessId, ShutdownMode, ShutdownRequest};
 use crate::error::MachineError;
 use crate::machine::Machine;
 use crate::seed;
+use crate::transfer::Transfer;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 
@@ -20,6 +21,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 #[derive(Clone)]
 pub struct Session {
     client: Client,
+    /// Missing in conversations that copy nothing.
+    transfer: Option<Transfer>,
 }
 
 impl Machine {
@@ -28,7 +31,10 @@ impl Machine {
         let record = self.running()?;
         let token = seed::read_token(&self.layout.token())?;
         match Session::open(record.agent_port, &token, CONNECT_LIMIT).await {
-            Ok(session) => Ok(session),
+            Ok(mut session) => {
+                session.transfer = Some(Transfer::of(&self.layout));
+                Ok(session)
+            }
             Err(_) if self.is_paused() => Err(MachineError::PausedNoSpace {
                 name: self.name.to_string(),
             }),
@@ -53,7 +59,10 @@ impl Session {
             ..Options::default()
         };
         let client = Client::connect_tcp(&format!("127.0.0.1:{port}"), options).await?;
-        Ok(Self { client })
+        Ok(Self {
+            client,
+            transfer: None,
+        })
     }
 
     /// The client underneath, for everything else the agent can do.

@@ -17,6 +17,7 @@ use crate::machine::Machine;
 use crate::programs;
 use crate::progress::{Progress, Step};
 use crate::record::{read_versioned, write_json};
+use crate::transfer::Parcel;
 
 const SCHEMA: u32 = 1;
 /// Where the programs go.
@@ -84,11 +85,18 @@ impl Machine {
                 count: changed.len(),
             });
             let session = self.connect().await?;
-            for (name, path, program) in &changed {
-                let target = format!("{FOLDER_INSIDE}/{name}");
-                session.push_file(path, &target, 0o755).await?;
-                synced.programs.insert(name.clone(), program.clone());
-            }
+            let parcels = changed
+                .iter()
+                .map(|(name, path, _)| Parcel {
+                    from: path.clone(),
+                    to: name.into(),
+                })
+                .collect();
+            session.push_all(parcels, FOLDER_INSIDE).await?;
+            let programs = changed
+                .iter()
+                .map(|(name, _, program)| (name.clone(), program.clone()));
+            synced.programs.extend(programs);
         }
         write_json(&self.layout.synced(), &synced)?;
         Ok(changed.into_iter().map(|(name, ..)| name).collect())

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use forkd_guest_proto::{Pong, ShutdownRequest};
 
+use crate::interp::Interps;
 use crate::process::{Processes, Reaper};
 
 /// What the agent is to the machine it runs in.
@@ -36,6 +37,7 @@ pub struct Agent {
     pub generation: RefCell<String>,
     pub reaper: Rc<Reaper>,
     pub processes: Rc<Processes>,
+    pub interps: Interps,
     /// Carried out once the answer is on its way.
     pub shutdown: Cell<Option<ShutdownRequest>>,
 }
@@ -43,11 +45,13 @@ pub struct Agent {
 impl Agent {
     pub fn new(role: Role, cgroup: Option<std::os::fd::OwnedFd>) -> Self {
         let reaper = Rc::new(Reaper::default());
+        let processes = Rc::new(Processes::new(Rc::clone(&reaper), cgroup));
         Self {
             role,
             started: Instant::now(),
             generation: RefCell::default(),
-            processes: Rc::new(Processes::new(Rc::clone(&reaper), cgroup)),
+            interps: Interps::new(Rc::clone(&processes)),
+            processes,
             reaper,
             shutdown: Cell::new(None),
         }
@@ -65,4 +69,9 @@ impl Agent {
             kernel: uname.release().to_string_lossy().into_owned(),
         }
     }
+}
+
+/// Where the agent keeps what must not outlive the guest.
+pub fn run_directory() -> std::path::PathBuf {
+    std::env::var_os("FORKD_AGENT_RUN_DIR").map_or_else(|| "/run/forkd".into(), Into::into)
 }

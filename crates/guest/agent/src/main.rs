@@ -12,6 +12,7 @@ mod conn;
 mod dial;
 mod error;
 mod files;
+mod interp;
 mod metrics;
 mod net;
 mod process;

@@ -10,13 +10,13 @@ use crate::files::blocking;
 use crate::procfs;
 
 /// Does what was asked, each part whether or not another failed.
-pub async fn quiesce(
-    _agent: &Agent,
-    request: &QuiesceRequest,
-) -> Result<QuiesceReport, AgentError> {
+pub async fn quiesce(agent: &Agent, request: &QuiesceRequest) -> Result<QuiesceReport, AgentError> {
     let start = Instant::now();
     let free_before_kib = procfs::memory().free_kib;
     let mut warnings = Vec::new();
+    if request.collect {
+        agent.interps.collect(&mut warnings).await;
+    }
     let request = request.clone();
     let failed = blocking(move || Ok(to_disk_and_memory(&request))).await?;
     warnings.extend(failed);

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::stream::{EarlyEnd, Stream};
 use crate::agent::Agent;
-use crate::{clock, files, metrics, net, process, quiesce};
+use crate::{clock, files, interp, metrics, net, process, quiesce};
 
 /// The payload of a successful response, or why there is none.
 pub type Reply = Result<Vec<u8>, AgentError>;
@@ -67,6 +67,12 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::SetAttr(set) => ok(files::set_attr(set).await),
         Request::Watch(watch) => ok(files::watch(stream, watch).await),
         Request::Dial(dial) => ok(crate::dial::dial(stream, dial).await),
+        Request::InterpStart(start) => ok(agent.interps.start(*start).await),
+        Request::InterpList => ok(Ok(agent.interps.list())),
+        Request::InterpInterrupt(name) => ok(agent.interps.interrupt(&name).await),
+        Request::InterpRestart(name) => ok(agent.interps.restart(&name).await),
+        Request::InterpStop(name) => ok(agent.interps.stop(&name).await),
+        Request::Eval(eval) => ok(interp::eval(agent, stream, eval).await),
         Request::Clock(clock) => ok(clock::clock(clock)),
         Request::Metrics => ok(Ok(metrics::read())),
         Request::Network(network) => ok(net::configure(&network)),

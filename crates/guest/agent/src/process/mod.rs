@@ -10,5 +10,7 @@ mod table;
 pub mod users;
 
 pub use follow::{attach, exec, start, wait};
+pub use log::{Follower, Log, Read};
+pub use pump::Gone;
 pub use reaper::Reaper;
 pub use table::Processes;

@@ -35,7 +35,7 @@ impl Gone {
 /// what its descendants still write through the same descriptor is then thrown away, so that they neither
 /// block nor die of it. `done` is told when the log has ended; `count` sees every new total.
 pub async fn pump(
-    fd: AsyncFd<OwnedFd>,
+    fd: Rc<AsyncFd<OwnedFd>>,
     log: Rc<Log>,
     gone: Rc<Gone>,
     mut count: impl FnMut(usize),
@@ -44,7 +44,7 @@ pub async fn pump(
     loop {
         let room = log.wait_for_room().await.min(DATA_CHUNK);
         if left.is_none() && gone.gone.get() {
-            left = Some(rustix::io::ioctl_fionread(&fd).unwrap_or(0));
+            left = Some(rustix::io::ioctl_fionread(fd.get_ref()).unwrap_or(0));
         }
         let limit = match left {
             Some(0) => break,

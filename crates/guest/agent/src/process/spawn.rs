@@ -39,6 +39,16 @@ pub fn spawn(
     cgroup: Option<BorrowedFd<'_>>,
     request: &ExecRequest,
 ) -> Result<Spawned, AgentError> {
+    spawn_with(reaper, cgroup, request, None)
+}
+
+/// Starts what a request asks for, with a descriptor of ours as its standard input.
+pub fn spawn_with(
+    reaper: &Reaper,
+    cgroup: Option<BorrowedFd<'_>>,
+    request: &ExecRequest,
+    stdin: Option<OwnedFd>,
+) -> Result<Spawned, AgentError> {
     let argv = argv(request)?;
     let user = request
         .user
@@ -52,6 +62,9 @@ pub fn spawn(
         Some(size) => Ends::pty(&mut command, size),
         None => Ends::pipes(&mut command, request.stdin),
     };
+    if let Some(stdin) = stdin {
+        command.stdin(stdin);
+    }
     let ends = ends.map_err(|error| error::io("cannot open the process's descriptors", &error))?;
     let setup = sys::ChildSetup {
         controlling_terminal: request.pty.is_some(),

@@ -74,7 +74,7 @@ pub async fn supervise(
     for (log, fd) in logs.into_iter().zip(fds) {
         if let (Some(log), Some(fd)) = (log, fd) {
             tokio::task::spawn_local(pump(
-                fd,
+                Rc::new(fd),
                 Rc::clone(log),
                 Rc::clone(&gone),
                 counter(&printed),

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
-use forkd_guest_proto::{Pong, ShutdownRequest};
+use forkd_guest_proto::{AgentError, ErrorCode, Pong, ShutdownRequest};
 
 use crate::interp::Interps;
 use crate::process::{Processes, Reaper};
@@ -55,6 +55,15 @@ impl Agent {
             reaper,
             shutdown: Cell::new(None),
         }
+    }
+
+    /// An ordinary process leaves the machine it runs on as it is.
+    pub fn may_change_machine(&self) -> Result<(), AgentError> {
+        if self.role == Role::Process {
+            let message = "this agent is an ordinary process and does not change its machine";
+            return Err(AgentError::new(ErrorCode::Permission, message));
+        }
+        Ok(())
     }
 
     pub fn pong(&self) -> Pong {

@@ -12,7 +12,9 @@ mod conn;
 mod dial;
 mod error;
 mod files;
+mod identity;
 mod interp;
+mod legacy;
 mod metrics;
 mod net;
 mod process;
@@ -118,6 +120,14 @@ async fn serve(plan: Plan) -> std::io::Result<()> {
     let mut listener = Listener::bind(&plan.listen).await?;
     if matches!(plan.listen, Address::Vsock(_)) {
         tokio::task::spawn_local(ready::say_ready());
+    }
+    if plan.legacy {
+        let agent = Rc::clone(&agent);
+        tokio::task::spawn_local(async move {
+            if let Err(error) = legacy::serve(agent).await {
+                boot::say(format_args!("cannot serve older clients: {error}"));
+            }
+        });
     }
     let token: Option<Rc<str>> = plan.token.map(Into::into);
     loop {

@@ -17,7 +17,10 @@ pub async fn quiesce(agent: &Agent, request: &QuiesceRequest) -> Result<QuiesceR
     if request.collect {
         agent.interps.collect(&mut warnings).await;
     }
-    let request = request.clone();
+    let mut request = request.clone();
+    if agent.may_change_machine().is_err() {
+        (request.drop_caches, request.compact, request.trim) = (false, false, false);
+    }
     let failed = blocking(move || Ok(to_disk_and_memory(&request))).await?;
     warnings.extend(failed);
     Ok(QuiesceReport {

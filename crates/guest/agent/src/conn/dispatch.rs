@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::stream::{EarlyEnd, Stream};
 use crate::agent::Agent;
-use crate::{clock, files, interp, metrics, net, process, quiesce};
+use crate::{clock, files, identity, interp, metrics, net, process, quiesce};
 
 /// The payload of a successful response, or why there is none.
 pub type Reply = Result<Vec<u8>, AgentError>;
@@ -73,17 +73,22 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::InterpRestart(name) => ok(agent.interps.restart(&name).await),
         Request::InterpStop(name) => ok(agent.interps.stop(&name).await),
         Request::Eval(eval) => ok(interp::eval(agent, stream, eval).await),
-        Request::Clock(clock) => ok(clock::clock(clock)),
+        Request::Clock(clock) => {
+            if clock.set_unix_ns.is_some() {
+                agent.may_change_machine()?;
+            }
+            ok(clock::clock(clock))
+        }
+        Request::Identity(identity) => ok(identity::apply(agent, *identity).await),
         Request::Metrics => ok(Ok(metrics::read())),
-        Request::Network(network) => ok(net::configure(&network)),
+        Request::Network(network) => {
+            agent.may_change_machine()?;
+            ok(net::configure(&network))
+        }
         Request::Quiesce(quiesce) => ok(quiesce::quiesce(agent, &quiesce).await),
         Request::Shutdown(shutdown) => {
             agent.shutdown.set(Some(shutdown));
             ok(Ok(()))
         }
-        other => Err(AgentError::new(
-            ErrorCode::Unsupported,
-            format!("not in this agent: {other:?}"),
-        )),
     }
 }

@@ -201,6 +201,17 @@ impl Drop for Target {
     }
 }
 
+/// Replaces a small file of the agent's own, so that readers see the old content or the new.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    fs::write(&beside, content)?;
+    fs::rename(&beside, path)
+}
+
 fn open_itself(path: &Path, request: &WriteRequest) -> Result<File, AgentError> {
     let whole = !request.append && request.offset == 0 && request.truncate;
     let mut options = OpenOptions::new();

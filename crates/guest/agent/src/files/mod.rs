@@ -12,7 +12,7 @@ use forkd_guest_proto::{AgentError, ErrorCode};
 
 use crate::error;
 
-pub use content::{read, write};
+pub use content::{read, replace, write};
 pub use list::list;
 pub use meta::{mkdir, remove, rename, set_attr, stat};
 pub use watch::watch;

@@ -1,0 +1,211 @@
+//! A fork is a new machine.
+//!
+//! A child wakes up as an exact copy of its parent. What would make the two one machine in the eyes of
+//! others (random numbers, names, addresses, connections, the time) is changed here, before the host lets
+//! the first request in. Everything is tried; what fails is reported and the rest still happens.
+
+mod connections;
+mod hooks;
+mod names;
+
+use std::time::{Duration, Instant};
+
+use forkd_guest_proto::{AgentError, IdentityReport, IdentityRequest, Reset};
+
+use crate::agent::{Agent, Role, run_directory};
+use crate::{clock, error, files, net, sys};
+
+/// How long hooks may take together.
+const HOOK_TIME: Duration = Duration::from_secs(5);
+/// The least fresh bytes that make a difference.
+const MIN_ENTROPY: usize = 32;
+
+/// Makes the guest a machine of its own.
+pub async fn apply(agent: &Agent, request: IdentityRequest) -> Result<IdentityReport, AgentError> {
+    let start = Instant::now();
+    let plan = Plan::parse(request)?;
+    let mut report = IdentityReport::default();
+    let mut warnings = Vec::new();
+    let mut seed_warnings = Vec::new();
+    let seed = plan.entropy_hex.clone();
+    let seeding = async {
+        match &seed {
+            Some(seed) => agent.interps.reseed(seed, &mut seed_warnings).await,
+            None => Vec::new(),
+        }
+    };
+    // The interpreters work while the machine around them changes.
+    let machine = async {
+        if agent.role != Role::Process {
+            change_machine(&plan, &mut report, &mut warnings);
+        }
+    };
+    let (interpreters, ()) = tokio::join!(seeding, machine);
+    report.interpreters = interpreters;
+    warnings.extend(seed_warnings);
+    publish_generation(&plan.generation, &mut warnings);
+    plan.generation
+        .clone_into(&mut agent.generation.borrow_mut());
+    report.generation.clone_from(&plan.generation);
+    report.hooks = hooks::run(agent, &plan.generation, plan.hook_time).await;
+    report.warnings = warnings;
+    report.took_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Ok(report)
+}
+
+/// A request that makes sense.
+struct Plan {
+    generation: String,
+    entropy: Vec<u8>,
+    entropy_hex: Option<String>,
+    request: IdentityRequest,
+    hook_time: Duration,
+}
+
+impl Plan {
+    fn parse(request: IdentityRequest) -> Result<Self, AgentError> {
+        let entropy = from_hex(&request.entropy)
+            .ok_or_else(|| error::bad("the entropy is not hexadecimal"))?;
+        if !entropy.is_empty() && !(MIN_ENTROPY..=4096).contains(&entropy.len()) {
+            return Err(error::bad(format!(
+                "the entropy has {} bytes, not {MIN_ENTROPY} to 4096",
+                entropy.len()
+            )));
+        }
+        if request.generation.len() > 256 || request.generation.contains(['\n', '\0']) {
+            return Err(error::bad("the generation is one line of up to 256 bytes"));
+        }
+        if let Some(name) = &request.hostname
+            && !names::is_hostname(name)
+        {
+            return Err(error::bad(format!("{name:?} cannot be a host name")));
+        }
+        if let Some(id) = &request.machine_id
+            && !(id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        {
+            return Err(error::bad("a machine id has 32 hexadecimal digits"));
+        }
+        Ok(Self {
+            generation: request.generation.clone(),
+            entropy_hex: (!entropy.is_empty()).then(|| request.entropy.clone()),
+            entropy,
+            hook_time: request
+                .hook_timeout_ms
+                .map_or(HOOK_TIME, Duration::from_millis),
+            request,
+        })
+    }
+}
+
+fn change_machine(plan: &Plan, report: &mut IdentityReport, warnings: &mut Vec<String>) {
+    let mut note = |error: AgentError| warnings.push(error.message);
+    let request = &plan.request;
+    // First the clock, since the time in the request is that of its sending.
+    if let Some(unix_ns) = request.unix_ns {
+        match clock::set(unix_ns) {
+            Ok(step) => report.clock_step_ns = Some(step),
+            Err(error) => note(error),
+        }
+    }
+    if !plan.entropy.is_empty() {
+        match sys::add_entropy(&plan.entropy) {
+            Ok(()) => report.reseeded = true,
+            Err(error) => note(error::io("cannot reseed the kernel", &error)),
+        }
+    }
+    // Connections go before the addresses do: with them the peer would see packets of a stranger.
+    if !request.keep_connections {
+        report.connections_reset = connections::reset_inherited();
+        report.reset_by = (report.connections_reset > 0).then_some(Reset::Disconnect);
+    }
+    if let Some(network) = &request.network
+        && let Err(error) = net::configure(network)
+    {
+        note(error);
+    }
+    if let Some(name) = &request.hostname
+        && let Err(error) = names::set_hostname(name)
+    {
+        note(error);
+    }
+    report.hostname = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    match names::set_machine_id(request.machine_id.as_deref()) {
+        Ok(id) => report.machine_id = id,
+        Err(error) => note(error),
+    }
+    match names::set_boot_id() {
+        Ok(id) => report.boot_id = Some(id),
+        Err(error) => note(error),
+    }
+}
+
+fn publish_generation(generation: &str, warnings: &mut Vec<String>) {
+    let path = run_directory().join("generation");
+    if let Err(error) = files::replace(&path, format!("{generation}\n").as_bytes()) {
+        warnings.push(format!("cannot write {}: {error}", path.display()));
+    }
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = text
+        .chars()
+        .map(|digit| Some(digit.to_digit(16)? as u8))
+        .collect();
+    let digits = digits?;
+    if digits.len() % 2 != 0 {
+        return None;
+    }
+    Some(
+        digits
+            .chunks_exact(2)
+            .map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit))
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hexadecimal_is_read() {
+        assert_eq!(from_hex("00fF10"), Some(vec![0, 255, 16]));
+        assert_eq!(from_hex(""), Some(Vec::new()));
+        assert_eq!(from_hex("abc"), None);
+        assert_eq!(from_hex("zz"), None);
+    }
+
+    #[test]
+    fn plans_are_checked_before_anything_changes() {
+        let ok = IdentityRequest {
+            entropy: "ab".repeat(32),
+            hostname: Some("child-1".into()),
+            ..Default::default()
+        };
+        assert!(Plan::parse(ok).is_ok());
+        let wrong = [
+            IdentityRequest {
+                entropy: "ab".repeat(31),
+                ..Default::default()
+            },
+            IdentityRequest {
+                generation: "a\nb".into(),
+                ..Default::default()
+            },
+            IdentityRequest {
+                hostname: Some("a b".into()),
+                ..Default::default()
+            },
+            IdentityRequest {
+                machine_id: Some("12".into()),
+                ..Default::default()
+            },
+        ];
+        for request in wrong {
+            assert!(Plan::parse(request).is_err());
+        }
+    }
+}

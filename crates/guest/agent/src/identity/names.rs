@@ -1,0 +1,129 @@
+//! Host name, machine id, boot id.
+
+use std::fs;
+use std::path::Path;
+
+use forkd_guest_proto::AgentError;
+
+use crate::agent::run_directory;
+use crate::{error, files, sys};
+
+const MACHINE_ID: &str = "/etc/machine-id";
+const DBUS_ID: &str = "/var/lib/dbus/machine-id";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Letters, digits, hyphens and dots, as names on a network are made.
+pub fn is_hostname(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    (1..=63).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with(['-', '.'])
+}
+
+/// Sets the host name, in the image as well where it is kept there.
+pub fn set_hostname(name: &str) -> Result<(), AgentError> {
+    sys::set_hostname(name).map_err(|error| error::io("cannot set the host name", &error))?;
+    if Path::new("/etc/hostname").exists() {
+        write_in_place("/etc/hostname", &format!("{name}\n"))?;
+    }
+    Ok(())
+}
+
+/// Sets the machine id; draws one when none is given.
+pub fn set_machine_id(given: Option<&str>) -> Result<String, AgentError> {
+    let id = match given {
+        Some(id) => id.to_ascii_lowercase(),
+        None => hex(random()?),
+    };
+    let text = format!("{id}\n");
+    let written = files::replace(Path::new(MACHINE_ID), text.as_bytes());
+    written.map_err(|error| error::io(format_args!("cannot write {MACHINE_ID}"), &error))?;
+    // Where it is a link to the other it has changed already.
+    if fs::symlink_metadata(DBUS_ID).is_ok_and(|found| found.is_file()) {
+        write_in_place(DBUS_ID, &text)?;
+    }
+    Ok(id)
+}
+
+/// Gives the boot a new id. The kernel's own cannot be changed, so another file is put over it.
+pub fn set_boot_id() -> Result<String, AgentError> {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = random()?;
+    // As a random identifier of the usual kind.
+    let id = [
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        (g & 0x0f) | 0x40,
+        h,
+        (i & 0x3f) | 0x80,
+        j,
+        k,
+        l,
+        m,
+        n,
+        o,
+        p,
+    ];
+    let digits = hex(id);
+    let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
+    let parts: Vec<_> = parts
+        .iter()
+        .filter_map(|(from, to)| digits.get(*from..*to))
+        .collect();
+    let id = parts.join("-");
+    let path = run_directory().join("boot_id");
+    let mounted = fs::metadata(&path).is_ok() && is_mounted();
+    // In place: what lies over the kernel's file is this very file.
+    write_in_place(&path.to_string_lossy(), &format!("{id}\n"))?;
+    if !mounted {
+        rustix::mount::mount_bind(&path, BOOT_ID)
+            .map_err(|errno| error::io("cannot change the boot id", &errno.into()))?;
+    }
+    Ok(id)
+}
+
+fn is_mounted() -> bool {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts
+        .lines()
+        .any(|line| line.split_ascii_whitespace().nth(1) == Some(BOOT_ID))
+}
+
+fn write_in_place(path: &str, text: &str) -> Result<(), AgentError> {
+    fs::write(path, text).map_err(|error| error::io(format_args!("cannot write {path}"), &error))
+}
+
+fn random() -> Result<[u8; 16], AgentError> {
+    let mut bytes = [0; 16];
+    let flags = rustix::rand::GetRandomFlags::NONBLOCK;
+    match rustix::rand::getrandom(&mut bytes, flags) {
+        Ok(count) if count == bytes.len() => Ok(bytes),
+        Ok(_) => Err(error::bad("the kernel gave too few random bytes")),
+        Err(errno) => Err(error::io("cannot draw random bytes", &errno.into())),
+    }
+}
+
+fn hex(bytes: [u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        for good in ["a", "child-1", "a.b.c", "X9"] {
+            assert!(is_hostname(good), "{good}");
+        }
+        for bad in ["", "-a", ".a", "a b", "a/b", "ä", &"x".repeat(64)] {
+            assert!(!is_hostname(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn drawn_ids_differ() {
+        assert_ne!(hex(random().unwrap()), hex(random().unwrap()));
+    }
+}

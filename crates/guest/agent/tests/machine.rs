@@ -1,0 +1,197 @@
+//! The guest as a machine, as far as an ordinary process may go.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+
+use common::{TestAgent, sh};
+use forkd_guest_proto::{
+    ClockRequest, ErrorCode, EvalRequest, IdentityRequest, InterpStart, NetworkRequest,
+    QuiesceRequest, ShutdownRequest, Warmup,
+};
+
+fn identity(generation: &str, byte: &str) -> IdentityRequest {
+    IdentityRequest {
+        generation: generation.into(),
+        entropy: byte.repeat(48),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn a_new_identity_reseeds_interpreters_and_runs_hooks() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let hooks = agent.dir.path().join("run/on-fork.d");
+    std::fs::create_dir_all(&hooks).unwrap();
+    for (name, text, mode) in [
+        (
+            "10-ok",
+            "#!/bin/sh\necho generation $FORKD_GENERATION\n",
+            0o755,
+        ),
+        ("20-fails", "#!/bin/sh\nexit 7\n", 0o755),
+        ("30-slow", "#!/bin/sh\nsleep 1000\n", 0o755),
+        ("40-ignored", "#!/bin/sh\necho never\n", 0o644),
+    ] {
+        std::fs::write(hooks.join(name), text).unwrap();
+        std::fs::set_permissions(hooks.join(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let warmup = Warmup {
+        imports: vec!["random".into(), "uuid".into(), "ssl".into()],
+        code: String::new(),
+    };
+    client
+        .interp_start(InterpStart {
+            language: "python".into(),
+            warmup,
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let draw = async || {
+        let code = "random.getrandbits(64)".to_owned();
+        client
+            .eval(EvalRequest {
+                code,
+                ..Default::default()
+            })
+            .await
+            .unwrap()
+            .result
+            .json
+            .unwrap()
+    };
+    // The same state before, as in two forks of one parent.
+    let mut drawn = Vec::new();
+    for byte in ["aa", "bb", "aa"] {
+        client
+            .eval(EvalRequest {
+                code: "random.seed(1)".into(),
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        let request = IdentityRequest {
+            hook_timeout_ms: Some(1500),
+            ..identity(byte, byte)
+        };
+        let report = client.identity(request).await.unwrap();
+        assert_eq!(
+            (report.generation.as_str(), report.interpreters.as_slice()),
+            (byte, &["python".to_owned()][..])
+        );
+        assert_eq!(report.warnings, Vec::<String>::new());
+        let seen: Vec<_> = report
+            .hooks
+            .iter()
+            .map(|hook| (hook.name.as_str(), hook.code))
+            .collect();
+        assert_eq!(
+            seen,
+            [("10-ok", Some(0)), ("20-fails", Some(7)), ("30-slow", None)]
+        );
+        assert_eq!(report.hooks[0].output, format!("generation {byte}\n"));
+        drawn.push(draw().await);
+    }
+    assert_ne!(drawn[0], drawn[1]);
+    assert_eq!(drawn[0], drawn[2]);
+    let file = std::fs::read_to_string(agent.dir.path().join("run/generation")).unwrap();
+    assert_eq!(
+        (
+            file.as_str(),
+            client.ping().await.unwrap().generation.as_str()
+        ),
+        ("aa\n", "aa")
+    );
+    assert_eq!(client.processes().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_busy_interpreter_is_reseeded_too() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let code = "import random\nrandom.seed(1)\nprint('ready')\nwhile random.getstate() == (random.seed(1), random.getstate())[1]: pass";
+    let mut busy = client
+        .eval_stream(EvalRequest {
+            code: code.into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    busy.next_output().await.unwrap();
+    let report = client.identity(identity("g", "cc")).await.unwrap();
+    assert_eq!(report.interpreters, ["python"]);
+}
+
+#[tokio::test]
+async fn an_ordinary_process_leaves_its_machine_alone() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let before = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let request = IdentityRequest {
+        hostname: Some("stolen".into()),
+        unix_ns: Some(0),
+        ..identity("g", "dd")
+    };
+    client.identity(request).await.unwrap();
+    assert_eq!(
+        std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap(),
+        before
+    );
+    let clock = client
+        .clock(ClockRequest {
+            set_unix_ns: Some(0),
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(clock.code(), Some(ErrorCode::Permission));
+    let network = client.network(NetworkRequest::default()).await.unwrap_err();
+    assert_eq!(network.code(), Some(ErrorCode::Permission));
+    let short = IdentityRequest {
+        entropy: "00".into(),
+        ..Default::default()
+    };
+    assert_eq!(
+        client.identity(short).await.unwrap_err().code(),
+        Some(ErrorCode::BadRequest)
+    );
+}
+
+#[tokio::test]
+async fn clocks_metrics_and_quiesce_answer() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let first = client.clock(ClockRequest::default()).await.unwrap();
+    let second = client.clock(ClockRequest::default()).await.unwrap();
+    assert!(second.monotonic_ns > first.monotonic_ns);
+    let metrics = client.metrics().await.unwrap();
+    assert!(metrics.memory.total_kib > 0 && metrics.cpu.count > 0 && metrics.agent_rss_kib > 0);
+    client
+        .eval(EvalRequest {
+            code: "1".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let report = client
+        .quiesce(QuiesceRequest {
+            sync: false,
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    assert_eq!(report.warnings, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_shutdown_is_answered_before_the_end() {
+    let mut agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    client.exec_capture(sh("true")).await.unwrap();
+    client.shutdown(ShutdownRequest::default()).await.unwrap();
+    client.closed().await;
+    while agent.is_alive() {
+        tokio::task::yield_now().await;
+    }
+}

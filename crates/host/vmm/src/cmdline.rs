@@ -4,7 +4,7 @@
 /// `init=`).
 ///
 /// - `console=ttyS0 quiet`: the serial port is the only console, and every byte on it costs an exit.
-/// - `reboot=t panic=-1`: a panic ends the machine at once; the panic device tells it from a reset.
+/// - `panic=-1`: a panic ends the machine at once; the panic device tells it from a reset.
 /// - `pci=off`: there is no bus to look for.
 /// - `tsc=reliable no_timer_check`: the clock needs no watching and no comparison with chips we do not have.
 /// - `8250.nr_uarts=1`: one serial port.
@@ -15,7 +15,6 @@ pub fn default_cmdline() -> String {
     [
         "console=ttyS0",
         "quiet",
-        "reboot=t",
         "panic=-1",
         "pci=off",
         "tsc=reliable",

@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use forkd_devices::bus::{Bus, BusError};
 use forkd_devices::legacy::{Console, SERIAL_BASE, SERIAL_IRQ, SERIAL_LEN, Serial};
+use forkd_devices::virtio::balloon::Balloon;
 use forkd_devices::virtio::block::Block;
+use forkd_devices::virtio::net::Net;
 use forkd_devices::virtio::rng::Rng;
+use forkd_devices::virtio::vsock::Vsock;
 use forkd_devices::virtio::{MMIO_WINDOW, MmioTransport, SlotError, VirtioDevice};
-use forkd_devices::{DeviceEvents, EventFd, EventLoop, LoopHandle};
+use forkd_devices::{DeviceEvents, EventFd, EventLoop, LoopHandle, MemoryReclaim};
 use forkd_memory::GuestRam;
 use forkd_vmm_proto::{
     ConsoleSpec, DeviceSlot, DiskSpec, NetSpec, READY_IO_PORT, RateLimit, VsockSpec,
@@ -56,6 +59,12 @@ pub enum DeviceSetError {
     /// A device does not fit its slot, or its state is refused.
     #[error("a device cannot be put in")]
     Slot(#[from] SlotError),
+    /// There is no such device.
+    #[error("there is no device in the slot {slot:?}")]
+    Absent {
+        /// Which.
+        slot: DeviceSlot,
+    },
     /// The state speaks of other devices than the request.
     #[error("the snapshot and the request differ in the device {slot:?}: the {where_} has it")]
     Differs {
@@ -80,6 +89,9 @@ pub struct DeviceSpec<'a> {
     /// Serial console.
     pub console: &'a ConsoleSpec,
 }
+
+/// A device and the slot it goes into.
+type Fitted = (DeviceSlot, Box<dyn VirtioDevice>);
 
 /// Slots, ports and lines; devices come later.
 pub struct DeviceSet {
@@ -157,7 +169,7 @@ impl DeviceSet {
         ram: &Arc<GuestRam>,
     ) -> Result<Vec<usize>, DeviceSetError> {
         let mut places = Vec::new();
-        for (slot, device) in self.build(spec, fds)? {
+        for (slot, device) in self.build(spec, fds, ram)? {
             let (place, transport) = self.slot(slot)?;
             transport.insert(device, ram.memory().clone())?;
             places.push(place);
@@ -175,7 +187,7 @@ impl DeviceSet {
         ram: &Arc<GuestRam>,
         mut saved: Vec<SlotPart>,
     ) -> Result<(), DeviceSetError> {
-        for (slot, device) in self.build(spec, fds)? {
+        for (slot, device) in self.build(spec, fds, ram)? {
             let at =
                 saved
                     .iter()
@@ -211,20 +223,29 @@ impl DeviceSet {
             .iter()
             .enumerate()
             .find(|(_, transport)| transport.slot() == slot)
-            .ok_or(DeviceSetError::Differs {
-                slot,
-                where_: "request",
-            })
+            .ok_or(DeviceSetError::Absent { slot })
     }
 
     fn build(
         &self,
         spec: &DeviceSpec<'_>,
         fds: &mut Fds,
-    ) -> Result<Vec<(DeviceSlot, Box<dyn VirtioDevice>)>, DeviceSetError> {
-        let mut devices: Vec<(DeviceSlot, Box<dyn VirtioDevice>)> = Vec::new();
+        ram: &Arc<GuestRam>,
+    ) -> Result<Vec<Fitted>, DeviceSetError> {
+        let mut devices: Vec<Fitted> = Vec::new();
         let rng = Rng::new(RateLimit::default()).map_err(backend(DeviceSlot::Rng))?;
         devices.push((DeviceSlot::Rng, Box::new(rng)));
+        let balloon = Balloon::new(Arc::new(Reclaim(Arc::clone(ram))));
+        devices.push((DeviceSlot::Balloon, Box::new(balloon)));
+        let events = Arc::clone(&self.notices) as Arc<dyn DeviceEvents>;
+        let vsock = Vsock::new(spec.vsock.cid, fds.take(spec.vsock.listener)?, events)
+            .map_err(backend(DeviceSlot::Vsock))?;
+        devices.push((DeviceSlot::Vsock, Box::new(vsock)));
+        if let Some(net) = spec.net {
+            let device = Net::new(fds.take(net.backend)?, net.kind, net.mac, net.rate)
+                .map_err(backend(DeviceSlot::Net))?;
+            devices.push((DeviceSlot::Net, Box::new(device)));
+        }
         for (number, disk) in (0u8..).zip(spec.disks) {
             let slot = DeviceSlot::Disk(number);
             if !layout::SLOTS.contains(&slot) {
@@ -268,11 +289,11 @@ impl DeviceSet {
 
     /// Sets how much memory the balloon should take from the guest.
     pub fn set_balloon(&self, target_mib: u32) -> Result<(), DeviceSetError> {
-        let _ = target_mib;
-        Err(DeviceSetError::Differs {
-            slot: DeviceSlot::Balloon,
-            where_: "request",
-        })
+        let slot = DeviceSlot::Balloon;
+        let (_, transport) = self.slot(slot)?;
+        transport
+            .with(|balloon: &mut Balloon| balloon.set_target(target_mib))
+            .ok_or(DeviceSetError::Absent { slot })
     }
 
     /// Presses the power button.
@@ -296,9 +317,14 @@ impl DeviceSet {
         self.serial.flush();
     }
 
-    /// All counters.
+    /// All counters. Those of the balloon are as of the last time somebody asked.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let mut out = Vec::new();
+        if let Ok((_, balloon)) = self.slot(DeviceSlot::Balloon)
+            && let Some(Err(error)) = balloon.with(|b: &mut Balloon| b.ask_for_stats())
+        {
+            tracing::warn!(%error, "the balloon gives no statistics");
+        }
         for transport in &self.slots {
             transport.counters(&slot_name(transport.slot()), &mut out);
         }
@@ -309,6 +335,15 @@ impl DeviceSet {
     /// The queue of news.
     pub fn notices(&self) -> &Arc<Notices> {
         &self.notices
+    }
+}
+
+/// Gives pages of the balloon back to the host.
+struct Reclaim(Arc<GuestRam>);
+
+impl MemoryReclaim for Reclaim {
+    fn discard(&self, addr: u64, len: u64) -> io::Result<()> {
+        self.0.discard(addr, len).map_err(io::Error::other)
     }
 }
 

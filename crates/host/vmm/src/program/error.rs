@@ -77,7 +77,9 @@ fn device_code(error: &DeviceSetError) -> VmmErrorCode {
         | DeviceSetError::TooManyDisks { .. }
         | DeviceSetError::Backend { .. } => VmmErrorCode::BadRequest,
         DeviceSetError::Slot(_) | DeviceSetError::Serial(_) => VmmErrorCode::BadSnapshot,
-        DeviceSetError::Differs { .. } => VmmErrorCode::Incompatible,
+        DeviceSetError::Absent { .. } | DeviceSetError::Differs { .. } => {
+            VmmErrorCode::Incompatible
+        }
     }
 }
 

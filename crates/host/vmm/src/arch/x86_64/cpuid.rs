@@ -361,7 +361,7 @@ mod tests {
     fn host() -> Vec<kvm_cpuid_entry2> {
         vec![
             entry(0, 0, [0xd, 0x6874_7541, 0x444d_4163, 0x6974_6e65]),
-            entry(1, 0, [0, 0, u32::MAX & !HYPERVISOR, u32::MAX]),
+            entry(1, 0, [0, 0, !HYPERVISOR, u32::MAX]),
             entry(7, 0, [0, u32::MAX, u32::MAX, u32::MAX]),
             entry(0xa, 0, [1, 1, 1, 1]),
             entry(0xb, 0, [0, 0, 0, 0]),

@@ -1,8 +1,9 @@
 //! Loading a kernel and telling it what it needs to know.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 
+use super::shared_file::SharedFile;
 use forkd_memory::{GuestMemory, LOW_RAM_END, PAGE_SIZE, RamLayout};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use linux_loader::loader::bzimage::BzImage;
@@ -102,12 +103,12 @@ pub fn load(
     memory: &GuestMemory,
     ram: RamLayout,
     rsdp: u64,
-    mut files: KernelFiles,
+    files: KernelFiles,
 ) -> Result<Entry, KernelError> {
     write_cmdline(memory, &files.cmdline)?;
-    let (loaded, entry) = load_kernel(memory, &mut files.kernel)?;
+    let (loaded, entry) = load_kernel(memory, &files.kernel)?;
     let initramfs = match files.initramfs {
-        Some(file) => load_initramfs(memory, ram, file, &loaded)?,
+        Some(file) => load_initramfs(memory, ram, &file, &loaded)?,
         None => Initramfs::default(),
     };
     let map = memory_map(ram);
@@ -142,10 +143,10 @@ fn write_cmdline(memory: &GuestMemory, cmdline: &str) -> Result<(), KernelError>
 
 fn load_kernel(
     memory: &GuestMemory,
-    file: &mut File,
+    file: &File,
 ) -> Result<(KernelLoaderResult, Entry), KernelError> {
+    let file = &mut SharedFile::new(file).map_err(KernelError::Read)?;
     let mut head = [0u8; 0x206];
-    file.rewind().map_err(KernelError::Read)?;
     let got = read_up_to(file, &mut head).map_err(KernelError::Read)?;
     let head = head.get(..got).unwrap_or_default();
     let lowest = Some(GuestAddress(layout::HIGH_MEMORY));
@@ -175,7 +176,7 @@ fn load_kernel(
     Err(KernelError::Unknown)
 }
 
-fn read_up_to(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
+fn read_up_to(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {
         match file.read(&mut buffer[got..])? {
@@ -190,13 +191,11 @@ fn read_up_to(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
 fn load_initramfs(
     memory: &GuestMemory,
     ram: RamLayout,
-    mut file: File,
+    file: &File,
     kernel: &KernelLoaderResult,
 ) -> Result<Initramfs, KernelError> {
-    let size = file
-        .seek(SeekFrom::End(0))
-        .and_then(|size| file.rewind().map(|()| size))
-        .map_err(KernelError::InitramfsSize)?;
+    let mut file = SharedFile::new(file).map_err(KernelError::InitramfsSize)?;
+    let size = file.size;
     let top = match kernel.setup_header {
         Some(header) => u64::from(header.initrd_addr_max).saturating_add(1),
         None => LOW_RAM_END,

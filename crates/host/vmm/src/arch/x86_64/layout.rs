@@ -99,6 +99,6 @@ mod tests {
             .count();
         assert_eq!(disks, MAX_DISKS);
         assert!(window(SLOTS.len()) <= u64::from(IO_APIC));
-        assert!(VIRTIO_WINDOWS >= forkd_memory::LOW_RAM_END);
+        const { assert!(VIRTIO_WINDOWS >= forkd_memory::LOW_RAM_END) };
     }
 }

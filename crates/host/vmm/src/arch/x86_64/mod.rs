@@ -7,3 +7,4 @@ pub mod kernel;
 pub mod layout;
 pub mod msr;
 pub mod regs;
+mod shared_file;

@@ -1,0 +1,69 @@
+//! Reading a file that others read at the same time.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+
+use vm_memory::bitmap::BitmapSlice;
+use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice};
+
+const BUFFER: usize = 256 * 1024;
+
+/// A file with a position of its own: the open file behind a descriptor that was handed in may be shared
+/// with other processes, and its position with it.
+pub(super) struct SharedFile<'a> {
+    file: &'a File,
+    at: u64,
+    pub(super) size: u64,
+    buffer: Vec<u8>,
+}
+
+impl<'a> SharedFile<'a> {
+    pub(super) fn new(file: &'a File) -> io::Result<Self> {
+        Ok(Self {
+            file,
+            at: 0,
+            size: file.metadata()?.len(),
+            buffer: vec![0; BUFFER],
+        })
+    }
+}
+
+impl Read for SharedFile<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.file.read_at(buffer, self.at)?;
+        self.at += got as u64;
+        Ok(got)
+    }
+}
+
+impl Seek for SharedFile<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let target = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => self.size.checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = target.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+impl ReadVolatile for SharedFile<'_> {
+    fn read_volatile<B: BitmapSlice>(
+        &mut self,
+        target: &mut VolatileSlice<'_, B>,
+    ) -> Result<usize, VolatileMemoryError> {
+        let want = target.len().min(self.buffer.len());
+        let Some(buffer) = self.buffer.get_mut(..want) else {
+            return Ok(0);
+        };
+        let got = self
+            .file
+            .read_at(buffer, self.at)
+            .map_err(VolatileMemoryError::IOError)?;
+        target.copy_from(buffer.get(..got).unwrap_or_default());
+        self.at += got as u64;
+        Ok(got)
+    }
+}

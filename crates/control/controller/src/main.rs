@@ -1,1 +1,57 @@
-fn main() {}
+//! `forkd-controller`: wiring only.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use forkd_controller::args::{Cli, Command};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            for cause in error.chain().skip(1) {
+                eprintln!("  caused by: {cause}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Serve(args) => {
+            let config = args.config()?;
+            log_to_stderr(args.log_json);
+            tokio::runtime::Runtime::new()?.block_on(forkd_controller::serve::run(config))
+        }
+        Command::Openapi => {
+            print!("{}", forkd_controller::http::openapi_text());
+            Ok(())
+        }
+        Command::VerifyAudit { file } => {
+            let text = std::fs::read_to_string(&file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            match forkd_controller::audit::verify(&text) {
+                Ok(count) => println!("{count} lines, none missing or changed"),
+                Err(number) => anyhow::bail!("line {number} does not follow the one before it"),
+            }
+            Ok(())
+        }
+    }
+}
+
+fn log_to_stderr(json: bool) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    if json {
+        builder.json().init();
+    } else {
+        builder.init();
+    }
+}

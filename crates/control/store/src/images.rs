@@ -10,7 +10,7 @@ use crate::sparse::{Sizes, sizes};
 use crate::store::Store;
 
 /// The disk of an image.
-const ROOTFS: &str = "rootfs.img";
+const ROOTFS: &str = "root.ext4";
 
 /// An image.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,149 @@
+//! The daemon as one value that every request sees.
+
+use std::sync::Arc;
+
+use forkd_api::{ErrorCode, EventKind};
+use forkd_store::{Lease, Store};
+use forkd_vmm_client::Endings;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::audit::Audit;
+use crate::auth::Auth;
+use crate::config::Config;
+use crate::db::Db;
+use crate::error::{Error, chain};
+use crate::events::Events;
+use crate::launch::{Dirs, Launcher};
+use crate::sandbox::{Registry, Sandbox};
+use crate::writing::WritingTags;
+
+/// The daemon.
+#[derive(Debug)]
+pub struct App {
+    /// What it was told.
+    pub config: Config,
+    /// State that survives a restart.
+    pub db: Db,
+    /// Snapshots.
+    pub store: Store,
+    /// Where VMM processes come from.
+    pub launcher: Launcher,
+    /// Where the files of VMs go.
+    pub dirs: Dirs,
+    /// Live sandboxes.
+    pub sandboxes: Registry,
+    /// Tags that are being written.
+    pub writing: WritingTags,
+    /// What happened.
+    pub events: Events,
+    /// Who may do what.
+    pub auth: Auth,
+    /// Who did what.
+    pub audit: Audit,
+    /// Branches that may be under way at once.
+    pub branch_slots: Arc<Semaphore>,
+    /// The daemon is about to stop.
+    pub stopping: CancellationToken,
+    /// One at a time for each workspace.
+    pub workspace_locks: crate::workspaces::Locks,
+}
+
+impl App {
+    /// Opens everything. Sandboxes of an earlier daemon are not adopted yet.
+    pub fn open(config: Config) -> anyhow::Result<(Arc<Self>, mpsc::UnboundedReceiver<Endings>)> {
+        use anyhow::Context;
+        let run = config.run_dir.join("vm");
+        for dir in [&config.data_dir, &config.run_dir, &run] {
+            std::fs::create_dir_all(dir)
+                .with_context(|| format!("cannot create {}", dir.display()))?;
+        }
+        let store = Store::open(&config.data_dir).context("the store cannot be opened")?;
+        if let Some(parent) = config.state_file.parent() {
+            std::fs::create_dir_all(parent)
+                .with_context(|| format!("cannot create {}", parent.display()))?;
+        }
+        let db = Db::open(&config.state_file).context("the state cannot be opened")?;
+        let auth = Auth::load(config.token_file.as_deref())?;
+        let audit = Audit::open(config.audit_log.as_deref())?;
+        let dirs = Dirs {
+            data: store.layout().sandboxes(),
+            run,
+        };
+        let (endings, receiver) = mpsc::unbounded_channel();
+        let launcher = Launcher::new(
+            config.spawn_program.clone(),
+            config.run_dir.join("spawn.sock"),
+            endings,
+        );
+        let branch_slots = Arc::new(Semaphore::new(config.branch_concurrency));
+        let app = Arc::new(Self {
+            config,
+            db,
+            store,
+            launcher,
+            dirs,
+            sandboxes: Registry::default(),
+            writing: WritingTags::default(),
+            events: Events::default(),
+            auth,
+            audit,
+            branch_slots,
+            stopping: CancellationToken::new(),
+            workspace_locks: crate::workspaces::Locks::default(),
+        });
+        Ok((app, receiver))
+    }
+
+    /// Does something that waits for the disk, off the threads that serve requests.
+    pub async fn blocking<T, F>(self: &Arc<Self>, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Self) -> Result<T, Error> + Send + 'static,
+    {
+        let app = Arc::clone(self);
+        tokio::task::spawn_blocking(move || work(&app))
+            .await
+            .map_err(|_| Error::Task)?
+    }
+
+    /// Refuses when the daemon is about to stop.
+    pub fn check_open(&self) -> Result<(), Error> {
+        if self.stopping.is_cancelled() {
+            return Err(Error::hinted(
+                ErrorCode::ShuttingDown,
+                "the daemon is about to stop",
+                "try again when it is back",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Ends a VM's process for certain and removes everything of the sandbox.
+    pub async fn forget(self: &Arc<Self>, sandbox: &Arc<Sandbox>, lease: Lease) {
+        let id = sandbox.id.clone();
+        if let Err(error) = self.launcher.kill(&id).await {
+            tracing::error!(sandbox = %id, error = chain(&error), "the VMM process could not be ended");
+        }
+        if let Err(error) = self.db.delete_sandboxes(vec![id.clone()]).await {
+            tracing::error!(sandbox = %id, error = chain(&error), "not written down");
+        }
+        drop(lease);
+        let cleanup = {
+            let id = id.clone();
+            self.blocking(move |app| {
+                app.dirs.remove(&id);
+                app.store
+                    .collect()
+                    .map(drop)
+                    .map_err(Error::store("unused content could not be removed"))
+            })
+        };
+        if let Err(error) = cleanup.await {
+            tracing::warn!(sandbox = %id, error = error.chain(), "clean-up");
+        }
+        self.sandboxes.remove(&id);
+        self.events.tell(EventKind::SandboxDeleted, &id, None);
+        sandbox.gone.cancel();
+    }
+}

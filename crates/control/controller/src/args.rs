@@ -1,0 +1,371 @@
+//! What can be typed.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, ListenAddr, TlsFiles};
+
+const DEFAULT_BIND: &str = "127.0.0.1:8889";
+
+/// The daemon that owns every sandbox and snapshot of a host.
+#[derive(Debug, Parser)]
+#[command(name = "forkd-controller", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the daemon's program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve the REST API
+    Serve(Box<ServeArgs>),
+    /// Print the OpenAPI document
+    Openapi,
+    /// Check that an audit log has no line missing or changed
+    VerifyAudit {
+        /// The log
+        file: PathBuf,
+    },
+}
+
+/// Arguments of `forkd-controller serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "SIGTERM and SIGINT stop the daemon; sandboxes go on and are found again at the next start.\n\
+SIGHUP reads tokens and certificates again and reopens the audit log."
+)]
+pub struct ServeArgs {
+    /// Where to listen: HOST:PORT or unix:///path; may be given several times
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<String>,
+    /// Where to listen on TCP [default: 127.0.0.1:8889 if nothing else is given]
+    #[arg(long, env = "FORKD_BIND", value_name = "HOST:PORT")]
+    bind: Option<String>,
+    /// A Unix socket to listen on
+    #[arg(long, env = "FORKD_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Where everything is kept [default: /var/lib/forkd for root, else ~/.local/share/forkd]
+    #[arg(long, env = "FORKD_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Where sockets go [default: /run/forkd for root, else $XDG_RUNTIME_DIR/forkd]
+    #[arg(long, env = "FORKD_RUN_DIR", value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// The state database [default: state.db in the data directory]
+    #[arg(long, env = "FORKD_STATE", value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// The directory above snapshots/, for those who know it by that name
+    #[arg(long, env = "FORKD_SNAPSHOT_ROOT", value_name = "DIR", hide = true)]
+    snapshot_root: Option<PathBuf>,
+    /// The audit log; empty for none [default: audit.log in the data directory]
+    #[arg(long, env = "FORKD_AUDIT_LOG", value_name = "FILE")]
+    audit_log: Option<PathBuf>,
+    /// Bearer tokens: one a line, or name=token, or name=b3:DIGEST
+    #[arg(long, env = "FORKD_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// TLS certificate chain (PEM)
+    #[arg(long, env = "FORKD_TLS_CERT", value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// TLS key (PEM)
+    #[arg(long, env = "FORKD_TLS_KEY", value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+    /// Taken for compatibility; nothing is prewarmed
+    #[arg(
+        long,
+        env = "FORKD_PREWARM_SCRATCH_DIR",
+        value_name = "DIR",
+        hide = true
+    )]
+    prewarm_scratch_dir: Option<PathBuf>,
+    /// Directories besides the data directory from which requests may take kernels and disks
+    #[arg(
+        long,
+        env = "FORKD_ALLOW_PATH",
+        value_name = "DIR",
+        value_delimiter = ':'
+    )]
+    allow_path: Vec<PathBuf>,
+    /// Branches that may be under way at once
+    #[arg(
+        long,
+        env = "FORKD_BRANCH_CONCURRENCY",
+        default_value_t = 4,
+        value_name = "N"
+    )]
+    branch_concurrency: usize,
+    /// Sandboxes there may be
+    #[arg(
+        long,
+        env = "FORKD_MAX_SANDBOXES",
+        default_value_t = 2000,
+        value_name = "N"
+    )]
+    max_sandboxes: usize,
+    /// Sandboxes one token may have [default: as many as there may be]
+    #[arg(long, env = "FORKD_MAX_SANDBOXES_PER_TOKEN", value_name = "N")]
+    max_sandboxes_per_token: Option<usize>,
+    /// Requests that may be under way at once
+    #[arg(
+        long,
+        env = "FORKD_MAX_REQUESTS",
+        default_value_t = 1024,
+        value_name = "N"
+    )]
+    max_requests: usize,
+    /// Requests each token may make in a second; 0 for no limit
+    #[arg(
+        long,
+        env = "FORKD_REQUESTS_PER_SECOND",
+        default_value_t = 0,
+        value_name = "N"
+    )]
+    requests_per_second: u32,
+    /// The longest a sandbox may live, such as 12h [default: for ever]
+    #[arg(long, env = "FORKD_MAX_LIFETIME", value_name = "TIME")]
+    max_lifetime: Option<humantime::Duration>,
+    /// MiB that each disk of a sandbox may take on the host; 0 for no limit
+    #[arg(
+        long,
+        env = "FORKD_DISK_LIMIT_MIB",
+        default_value_t = 0,
+        value_name = "MIB"
+    )]
+    disk_limit_mib: u64,
+    /// MiB of host memory that stay free: a create that would go below is refused
+    #[arg(
+        long,
+        env = "FORKD_RESERVE_MIB",
+        default_value_t = 256,
+        value_name = "MIB"
+    )]
+    reserve_mib: u64,
+    /// How long a child's agent may take to answer
+    #[arg(
+        long,
+        env = "FORKD_READY_TIMEOUT",
+        default_value = "30s",
+        value_name = "TIME"
+    )]
+    ready_timeout: humantime::Duration,
+    /// Shells that stand ready for the shape used last; 0 for none
+    #[arg(long, env = "FORKD_POOL", default_value_t = 8, value_name = "N")]
+    pool: u32,
+    /// How long requests may go on after the daemon was told to stop
+    #[arg(long, env = "FORKD_DRAIN", default_value = "10s", value_name = "TIME")]
+    drain: humantime::Duration,
+    /// forkd-spawn [default: beside this program]
+    #[arg(long, env = "FORKD_SPAWN_PROGRAM", value_name = "PATH")]
+    spawn_program: Option<PathBuf>,
+    /// forkd-image [default: beside this program]
+    #[arg(long, env = "FORKD_IMAGE_PROGRAM", value_name = "PATH")]
+    image_program: Option<PathBuf>,
+    /// Log as JSON
+    #[arg(long, env = "FORKD_LOG_JSON")]
+    pub log_json: bool,
+}
+
+impl ServeArgs {
+    /// What was typed, checked.
+    pub fn config(&self) -> anyhow::Result<Config> {
+        let listen = self.listen()?;
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(TlsFiles {
+                cert: cert.clone(),
+                key: key.clone(),
+            }),
+            (None, None) => None,
+            _ => bail!("--tls-cert and --tls-key belong together"),
+        };
+        if self.branch_concurrency == 0 || self.max_sandboxes == 0 || self.max_requests == 0 {
+            bail!("--branch-concurrency, --max-sandboxes and --max-requests must be at least 1");
+        }
+        check_exposure(&listen, self.token_file.as_deref())?;
+        let data_dir = self.data_dir()?;
+        Ok(Config {
+            listen,
+            run_dir: self.run_dir()?,
+            state_file: self
+                .state
+                .clone()
+                .unwrap_or_else(|| data_dir.join("state.db")),
+            audit_log: match &self.audit_log {
+                Some(path) if path.as_os_str().is_empty() => None,
+                Some(path) => Some(path.clone()),
+                None => Some(data_dir.join("audit.log")),
+            },
+            token_file: self.token_file.clone(),
+            tls,
+            spawn_program: program(self.spawn_program.as_deref(), "forkd-spawn")?,
+            image_program: program(self.image_program.as_deref(), "forkd-image")?,
+            allowed_paths: self.allow_path.clone(),
+            branch_concurrency: self.branch_concurrency,
+            max_sandboxes: self.max_sandboxes,
+            max_sandboxes_per_token: self.max_sandboxes_per_token.unwrap_or(self.max_sandboxes),
+            max_requests: self.max_requests,
+            requests_per_second: self.requests_per_second,
+            max_lifetime: self.max_lifetime.map(Into::into),
+            disk_limit_bytes: self.disk_limit_mib << 20,
+            reserve_mib: self.reserve_mib,
+            ready_timeout: Duration::from(self.ready_timeout).max(Duration::from_secs(1)),
+            pool: self.pool,
+            drain: self.drain.into(),
+            data_dir,
+        })
+    }
+
+    fn listen(&self) -> anyhow::Result<Vec<ListenAddr>> {
+        let mut all = Vec::new();
+        for text in &self.listen {
+            all.push(match text.strip_prefix("unix://") {
+                Some(path) => ListenAddr::Unix(path.into()),
+                None => ListenAddr::Tcp(tcp(text.strip_prefix("tcp://").unwrap_or(text))?),
+            });
+        }
+        if let Some(path) = &self.socket {
+            all.push(ListenAddr::Unix(path.clone()));
+        }
+        if let Some(text) = &self.bind {
+            all.push(ListenAddr::Tcp(tcp(text)?));
+        }
+        if all.is_empty() {
+            all.push(ListenAddr::Tcp(tcp(DEFAULT_BIND)?));
+        }
+        Ok(all)
+    }
+
+    fn data_dir(&self) -> anyhow::Result<PathBuf> {
+        if let Some(dir) = &self.data_dir {
+            return Ok(dir.clone());
+        }
+        if let Some(dir) = &self.snapshot_root {
+            return dir
+                .parent()
+                .map(Path::to_owned)
+                .context("--snapshot-root has no parent");
+        }
+        if is_root() {
+            return Ok("/var/lib/forkd".into());
+        }
+        let data = match std::env::var_os("XDG_DATA_HOME").filter(|value| !value.is_empty()) {
+            Some(dir) => PathBuf::from(dir),
+            None => {
+                PathBuf::from(std::env::var_os("HOME").context("HOME is not set: give --data-dir")?)
+                    .join(".local/share")
+            }
+        };
+        Ok(data.join("forkd"))
+    }
+
+    fn run_dir(&self) -> anyhow::Result<PathBuf> {
+        if let Some(dir) = &self.run_dir {
+            return Ok(dir.clone());
+        }
+        if is_root() {
+            return Ok("/run/forkd".into());
+        }
+        let dir = std::env::var_os("XDG_RUNTIME_DIR")
+            .filter(|value| !value.is_empty())
+            .context("XDG_RUNTIME_DIR is not set: give --run-dir")?;
+        Ok(PathBuf::from(dir).join("forkd"))
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn tcp(text: &str) -> anyhow::Result<SocketAddr> {
+    text.replace("localhost:", "127.0.0.1:")
+        .parse()
+        .with_context(|| format!("{text:?} is no address: write HOST:PORT or unix:///path"))
+}
+
+/// Refuses to open a door without a lock.
+fn check_exposure(listen: &[ListenAddr], token_file: Option<&Path>) -> anyhow::Result<()> {
+    for address in listen {
+        if let ListenAddr::Tcp(address) = address
+            && !address.ip().is_loopback()
+            && token_file.is_none()
+        {
+            bail!(
+                "{address} can be reached from other machines and there is no token: give --token-file, or listen on 127.0.0.1 or a Unix socket"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    let this = std::env::current_exe().context("this program's own path is unknown")?;
+    Ok(this.with_file_name(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(args: &[&str]) -> anyhow::Result<Config> {
+        let all = [
+            "forkd-controller",
+            "serve",
+            "--data-dir",
+            "/d",
+            "--run-dir",
+            "/r",
+        ];
+        let cli = Cli::try_parse_from(all.iter().chain(args))?;
+        match cli.command {
+            Command::Serve(serve) => serve.config(),
+            _ => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn addresses_in_every_spelling() {
+        let config = config(&[
+            "--listen",
+            "unix:///tmp/a.sock",
+            "--listen",
+            "127.0.0.1:1",
+            "--bind",
+            "localhost:2",
+            "--socket",
+            "/tmp/b",
+        ])
+        .unwrap();
+        assert_eq!(config.listen.len(), 4);
+        assert_eq!(config.listen[0], ListenAddr::Unix("/tmp/a.sock".into()));
+        assert_eq!(
+            config.listen[3],
+            ListenAddr::Tcp("127.0.0.1:2".parse().unwrap())
+        );
+    }
+
+    #[test]
+    fn an_open_door_is_refused() {
+        let error = config(&["--bind", "0.0.0.0:8889"]).unwrap_err().to_string();
+        assert!(error.contains("--token-file"), "{error}");
+        assert!(config(&["--bind", "0.0.0.0:8889", "--token-file", "/t"]).is_ok());
+        assert!(config(&[]).is_ok());
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for args in [
+            &["--tls-cert", "/c"][..],
+            &["--branch-concurrency", "0"],
+            &["--bind", "nowhere"],
+            &["--max-sandboxes", "0"],
+        ] {
+            assert!(config(args).is_err(), "{args:?}");
+        }
+    }
+}

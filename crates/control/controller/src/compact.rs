@@ -1,0 +1,99 @@
+//! Flattening layers of memory into one.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use forkd_api::ErrorCode;
+use forkd_store::{Ingested, Manifest};
+use forkd_types::PAGE_SIZE;
+use forkd_vmm_proto::{Extent, PageMap};
+
+use crate::app::App;
+use crate::error::Error;
+
+/// The largest index there can be, with room to spare.
+const MAX_INDEX: u64 = 1 << 20;
+/// Copied at once.
+const CHUNK: usize = 1 << 20;
+
+/// Writes all of memory into one new layer; `None` if it is one already.
+pub fn flatten_memory(app: &App, manifest: &Manifest) -> Result<Option<Ingested>, Error> {
+    let Some(index) = &manifest.memory.index else {
+        return Ok(None);
+    };
+    let open = |blob: &forkd_store::BlobRef| {
+        app.store
+            .open_blob(&blob.digest)
+            .map_err(Error::store("a layer cannot be opened"))
+    };
+    if index.bytes > MAX_INDEX {
+        return Err(Error::refused(
+            ErrorCode::SnapshotBroken,
+            "its page index is too large",
+        ));
+    }
+    let mut bytes = vec![0; usize::try_from(index.bytes).unwrap_or(0)];
+    open(index)?
+        .read_exact_at(&mut bytes, 0)
+        .map_err(Error::io("read", app.store.layout().blob(&index.digest)))?;
+    let map = PageMap::decode(&bytes).map_err(|error| {
+        Error::refused(
+            ErrorCode::SnapshotBroken,
+            format!("its page index is damaged: {error}"),
+        )
+    })?;
+    let layers = manifest
+        .memory
+        .layers
+        .iter()
+        .map(open)
+        .collect::<Result<Vec<File>, _>>()?;
+    let staging = app
+        .store
+        .stage()
+        .map_err(Error::store("no place to write"))?;
+    let path = staging.file("memory");
+    let write = || -> io::Result<()> {
+        let out = File::create(&path)?;
+        out.set_len(u64::from(manifest.memory_mib) << 20)?;
+        for extent in map.extents() {
+            copy_extent(&layers, extent, &out)?;
+        }
+        Ok(())
+    };
+    write().map_err(Error::io("write", &path))?;
+    app.store
+        .ingest(&path)
+        .map(Some)
+        .map_err(Error::store("the flat memory could not be stored"))
+}
+
+/// Copies the pages of an extent that are not zero.
+fn copy_extent(layers: &[File], extent: &Extent, out: &File) -> io::Result<()> {
+    let layer = usize::try_from(extent.layer)
+        .ok()
+        .and_then(|at| layers.get(at))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no such layer"))?;
+    let mut from = u64::from(extent.layer_first) * PAGE_SIZE;
+    let mut to = u64::from(extent.first) * PAGE_SIZE;
+    let mut left = u64::from(extent.count) * PAGE_SIZE;
+    let mut buffer = vec![0; CHUNK];
+    while left > 0 {
+        let want = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+        let chunk = buffer.get_mut(..want).unwrap_or_default();
+        layer.read_exact_at(chunk, from)?;
+        for (offset, page) in (to..)
+            .step_by(PAGE_SIZE as usize)
+            .zip(chunk.chunks(PAGE_SIZE as usize))
+        {
+            if page.iter().any(|byte| *byte != 0) {
+                out.write_all_at(page, offset)?;
+            }
+        }
+        from += want as u64;
+        to += want as u64;
+        left -= want as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! What the daemon was told, checked.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddr {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+/// A certificate and its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// PEM chain.
+    pub cert: PathBuf,
+    /// PEM key.
+    pub key: PathBuf,
+}
+
+/// What the daemon was told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen.
+    pub listen: Vec<ListenAddr>,
+    /// Everything that is kept.
+    pub data_dir: PathBuf,
+    /// Sockets.
+    pub run_dir: PathBuf,
+    /// The state database.
+    pub state_file: PathBuf,
+    /// The audit log; none if empty.
+    pub audit_log: Option<PathBuf>,
+    /// Tokens; anybody who reaches the socket may do everything if none.
+    pub token_file: Option<PathBuf>,
+    /// TLS for TCP.
+    pub tls: Option<TlsFiles>,
+    /// `forkd-spawn`.
+    pub spawn_program: PathBuf,
+    /// `forkd-image`.
+    pub image_program: PathBuf,
+    /// Directories besides the data directory from which kernels and disks may be taken.
+    pub allowed_paths: Vec<PathBuf>,
+    /// Branches that may be under way at once.
+    pub branch_concurrency: usize,
+    /// Sandboxes there may be.
+    pub max_sandboxes: usize,
+    /// Sandboxes one token may have.
+    pub max_sandboxes_per_token: usize,
+    /// Requests that may be under way at once.
+    pub max_requests: usize,
+    /// Requests one actor may make in a second; 0 is no limit.
+    pub requests_per_second: u32,
+    /// The longest a sandbox may live; none is for ever.
+    pub max_lifetime: Option<Duration>,
+    /// Bytes that each disk of a sandbox may take on the host; 0 is no limit.
+    pub disk_limit_bytes: u64,
+    /// Memory in MiB that stays free: a create that would go below is refused.
+    pub reserve_mib: u64,
+    /// How long a child's agent may take to answer.
+    pub ready_timeout: Duration,
+    /// Shells that stand ready for the shape used last.
+    pub pool: u32,
+    /// How long requests may go on after the daemon was told to stop.
+    pub drain: Duration,
+}

@@ -1,0 +1,180 @@
+//! What is stored about sandboxes and workspaces.
+
+use std::collections::BTreeMap;
+
+use forkd_store::{BlobRef, Cpu, MemoryManifest, Parent, Source};
+use forkd_types::{Digest, SandboxId, Tag};
+use serde::{Deserialize, Serialize};
+
+/// Where a sandbox was when it was last written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoredState {
+    /// Its creation has not been answered yet: after a restart it is ended.
+    Launching,
+    /// It was acknowledged.
+    Running,
+    /// It was acknowledged and stands still.
+    Paused,
+    /// It ended by itself; kept so that people can see why.
+    Failed,
+}
+
+impl StoredState {
+    /// As it is in the table.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Launching => "launching",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    /// Its id.
+    pub id: SandboxId,
+    /// Where it was.
+    pub state: StoredState,
+    /// What it was started from.
+    pub tag: Tag,
+    /// Digest of that snapshot's manifest.
+    pub manifest: Digest,
+    /// The VMM process.
+    pub pid: u32,
+    /// Who made it.
+    pub owner: String,
+    /// When it was made.
+    pub created_at_unix: u64,
+    /// When it is to be deleted.
+    #[serde(default)]
+    pub expires_at_unix: Option<u64>,
+    /// Limit on host memory.
+    #[serde(default)]
+    pub memory_limit_mib: Option<u64>,
+    /// What people put on it.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// The workspace it belongs to.
+    #[serde(default)]
+    pub workspace: Option<String>,
+    /// Host name in the guest.
+    #[serde(default)]
+    pub hostname: Option<String>,
+    /// From the request to the agent's answer.
+    #[serde(default)]
+    pub ready_us: Option<u64>,
+    /// Why it failed.
+    #[serde(default)]
+    pub failure: Option<String>,
+    /// How often it was branched.
+    #[serde(default)]
+    pub branch_count: u32,
+    /// Where the memory of its last branch lies.
+    #[serde(default)]
+    pub last_branch_memory_path: Option<String>,
+    /// Guest memory.
+    pub memory_mib: u32,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// Which CPU the guest sees.
+    pub cpu: Cpu,
+    /// The memory it was restored from.
+    pub memory: MemoryManifest,
+    /// Its disks.
+    pub disks: Vec<DiskStack>,
+    /// It has a network device.
+    #[serde(default)]
+    pub network: bool,
+    /// What it was booted from, at the root of its chain.
+    pub source: Source,
+    /// Version of the agent.
+    #[serde(default)]
+    pub agent: String,
+}
+
+/// One disk of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStack {
+    /// The image at the bottom.
+    pub base: BlobRef,
+    /// Thin layers, the oldest first. A layer is added before the VMM is told of it, so the list may hold
+    /// an empty one that the VMM does not use, but it never lacks one that it does.
+    pub layers: Vec<LayerRef>,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// What the guest sees as the serial number.
+    pub serial: String,
+}
+
+/// A layer of a sandbox's disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerRef {
+    /// Frozen content in the store.
+    Blob(BlobRef),
+    /// A file in the sandbox's own directory.
+    Own(String),
+}
+
+impl SandboxRecord {
+    /// Every blob it uses.
+    pub fn blobs(&self) -> Vec<Digest> {
+        let mut all: Vec<Digest> = self.memory.layers.iter().map(|blob| blob.digest).collect();
+        all.extend(self.memory.index.map(|blob| blob.digest));
+        for disk in &self.disks {
+            all.push(disk.base.digest);
+            all.extend(disk.layers.iter().filter_map(|layer| match layer {
+                LayerRef::Blob(blob) => Some(blob.digest),
+                LayerRef::Own(_) => None,
+            }));
+        }
+        all
+    }
+
+    /// What a branch of it names as its parent.
+    pub fn as_parent(&self) -> Parent {
+        Parent {
+            tag: self.tag.clone(),
+            digest: self.manifest,
+        }
+    }
+}
+
+/// A workspace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceRecord {
+    /// Its name.
+    pub name: Tag,
+    /// Its id.
+    pub id: String,
+    /// Who made it.
+    pub owner: String,
+    /// What it was first started from.
+    pub source: Tag,
+    /// Where its state lies.
+    #[serde(default)]
+    pub state_tag: Option<Tag>,
+    /// Its sandbox.
+    #[serde(default)]
+    pub sandbox: Option<SandboxId>,
+    /// It was suspended on request.
+    #[serde(default)]
+    pub suspended: bool,
+    /// When it was made.
+    pub created_at_unix: u64,
+    /// When it was last started or suspended.
+    pub last_active_unix: u64,
+    /// How its sandbox is started.
+    #[serde(default)]
+    pub per_child_netns: bool,
+    /// Limit on host memory.
+    #[serde(default)]
+    pub memory_limit_mib: Option<u64>,
+    /// Where the memory of its last state lies.
+    #[serde(default)]
+    pub last_branch_memory_path: Option<String>,
+}

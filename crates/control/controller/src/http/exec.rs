@@ -1,0 +1,343 @@
+//! Ping, exec, eval.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use base64::Engine;
+use forkd_api::{
+    ErrorBody, ErrorCode, EvalRequest, EvalResponse, ExecFrame, ExecRequest, ExecResponse,
+    PingResponse,
+};
+use forkd_guest_client::{Client, Exec, Output};
+use forkd_guest_proto as guest;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::errors::{Answer, Failure};
+use super::extract::{Body, PathId};
+use super::stream::{Framing, respond};
+use crate::app::App;
+use crate::clock;
+use crate::error::Error;
+
+/// The most of each output that one answer holds.
+const MAX_OUTPUT: usize = 8 << 20;
+/// The longest a command may run.
+const MAX_TIMEOUT: u64 = 24 * 3600;
+/// The most arguments.
+const MAX_ARGS: usize = 4096;
+/// How long past its own limit a command's answer may take to come.
+const GRACE: Duration = Duration::from_secs(10);
+/// How long an eval may run unless the request says otherwise.
+const EVAL_TIMEOUT: u64 = 30;
+/// How long an agent may take to answer a ping.
+const PING: Duration = Duration::from_secs(5);
+/// Frames that may wait for a slow reader.
+const FRAMES: usize = 64;
+
+/// Asks the agent whether it is there.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/ping", tag = "guest",
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 200, description = "It is", body = PingResponse),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "It does not answer, or not yet", body = ErrorBody)
+))]
+pub async fn ping(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<PingResponse>> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let client = sandbox.agent().await?;
+    let started = Instant::now();
+    let work = async {
+        let pong = client.ping().await?;
+        let rtt = started.elapsed();
+        let interpreters = client.interp_list().await.unwrap_or_default();
+        Ok((pong, rtt, interpreters))
+    };
+    let (pong, rtt, interpreters) = tokio::time::timeout(PING, work)
+        .await
+        .map_err(|_| Error::Timeout {
+            what: format!("the answer of sandbox {id}"),
+            seconds: PING.as_secs(),
+        })?
+        .map_err(Error::agent(format!("sandbox {id} does not answer")))?;
+    let ready = |state| matches!(state, guest::InterpState::Ready | guest::InterpState::Busy);
+    Ok(Json(PingResponse {
+        pong: true,
+        numpy_version: "not-installed".to_owned(),
+        pid: pong.pid,
+        agent_lang: interpreters
+            .first()
+            .map_or("python", |found| found.language.as_str())
+            .to_owned(),
+        warmup_ready: interpreters.iter().all(|found| ready(found.state)),
+        agent_version: Some(pong.version),
+        rtt_us: clock::micros(rtt),
+    }))
+}
+
+/// An exec as the agent takes it.
+pub fn guest_exec(request: &ExecRequest) -> Result<guest::ExecRequest, Failure> {
+    let bad = |message: String| Failure::new(ErrorCode::InvalidRequest, message);
+    if request.args.is_empty() || request.args.len() > MAX_ARGS {
+        return Err(bad(format!(
+            "args has 1 to {MAX_ARGS} entries: a program and its arguments"
+        )));
+    }
+    if !(1..=MAX_TIMEOUT).contains(&request.timeout_secs) {
+        return Err(bad(format!("timeout_secs is 1 to {MAX_TIMEOUT}")));
+    }
+    let strings = request
+        .args
+        .iter()
+        .chain(request.env.keys())
+        .chain(request.env.values())
+        .chain(&request.cwd)
+        .chain(&request.user);
+    if strings.into_iter().any(|text| text.contains('\0')) {
+        return Err(bad("an argument holds a zero byte".into()));
+    }
+    Ok(guest::ExecRequest {
+        argv: request.args.clone(),
+        env: request
+            .env
+            .iter()
+            .map(|(k, v)| (k.clone(), Some(v.clone())))
+            .collect(),
+        cwd: request.cwd.clone(),
+        user: request.user.clone(),
+        timeout_ms: Some(request.timeout_secs.saturating_mul(1000)),
+        on_disconnect: guest::OnDisconnect::Kill,
+        ..guest::ExecRequest::default()
+    })
+}
+
+/// A command's status in the one number clients expect: negative is a signal.
+pub fn exit_code(status: guest::ExitStatus) -> i64 {
+    match status {
+        guest::ExitStatus::Code(code) => i64::from(code),
+        guest::ExitStatus::Signal(signal) => -i64::from(signal),
+    }
+}
+
+/// Runs a command to its end.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/exec", tag = "guest", request_body = ExecRequest,
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 200, description = "It has ended", body = ExecResponse),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn exec(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+    Body(request): Body<ExecRequest>,
+) -> Answer<Json<ExecResponse>> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let wish = guest_exec(&request)?;
+    let client = sandbox.agent().await?;
+    let started = Instant::now();
+    let input = request.stdin.unwrap_or_default();
+    let work = client.exec_capture_with(wish, input.as_bytes(), MAX_OUTPUT);
+    let done = patiently(work, request.timeout_secs).await?;
+    metrics::histogram!("forkd_exec_seconds").record(started.elapsed().as_secs_f64());
+    let done = match done {
+        Ok(done) => done,
+        Err(error) => return not_started(error, &request.args),
+    };
+    Ok(Json(ExecResponse {
+        stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
+        exit_code: exit_code(done.result.status),
+        timed_out: done.result.timed_out,
+        truncated: done.truncated || done.result.output_limit_hit,
+    }))
+}
+
+/// A program that is not there is an answer, as a shell gives it, not a failure of the daemon.
+fn not_started(error: forkd_guest_client::Error, args: &[String]) -> Answer<Json<ExecResponse>> {
+    let program = args.first().map_or("", String::as_str);
+    let code = match error.code() {
+        Some(guest::ErrorCode::NotFound) => 127,
+        Some(guest::ErrorCode::ExecFailed | guest::ErrorCode::Permission) => 126,
+        _ => return Err(Error::agent(format!("{program:?} could not be run"))(error).into()),
+    };
+    Ok(Json(ExecResponse {
+        stdout: String::new(),
+        stderr: format!("{program}: {}\n", crate::error::chain(&error)),
+        exit_code: code,
+        timed_out: false,
+        truncated: false,
+    }))
+}
+
+async fn patiently<T>(work: impl Future<Output = T>, seconds: u64) -> Result<T, Error> {
+    let limit = Duration::from_secs(seconds).saturating_add(GRACE);
+    tokio::time::timeout(limit, work)
+        .await
+        .map_err(|_| Error::Timeout {
+            what: "the answer of the agent".into(),
+            seconds: limit.as_secs(),
+        })
+}
+
+/// Runs a command and sends its output as it comes: NDJSON, or server-sent events if `Accept` asks for
+/// them. Each line is an `ExecFrame`; the last is `exit` or `error`. The command is killed when the client
+/// goes away.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/exec/stream", tag = "guest", request_body = ExecRequest,
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 200, description = "Frames, one a line", body = String, content_type = "application/x-ndjson"),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn exec_stream(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+    headers: HeaderMap,
+    Body(request): Body<ExecRequest>,
+) -> Answer<Response> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let mut wish = guest_exec(&request)?;
+    wish.stdin = request.stdin.is_some();
+    let client = sandbox.agent().await?;
+    let (frames, receiver) = mpsc::channel(FRAMES);
+    tokio::spawn(follow(client, wish, request.stdin, frames));
+    Ok(respond(
+        Framing::wanted(&headers),
+        ReceiverStream::new(receiver),
+    ))
+}
+
+async fn follow(
+    client: Client,
+    wish: guest::ExecRequest,
+    input: Option<String>,
+    frames: mpsc::Sender<ExecFrame>,
+) {
+    let result = async {
+        let exec = client.exec(wish).await?;
+        let stdin = exec.stdin();
+        let feed = async {
+            if let Some(input) = input {
+                stdin.write(input.as_bytes()).await?;
+            }
+            stdin.close();
+            Ok(())
+        };
+        let ((), ()) = tokio::try_join!(feed, forward(exec, &frames))?;
+        Ok::<_, forkd_guest_client::Error>(())
+    }
+    .await;
+    if let Err(error) = result {
+        let error = Error::agent("the command did not run to its end")(error);
+        let frame = ExecFrame::Error {
+            error: error.chain(),
+            code: error.code(),
+        };
+        let _ = frames.send(frame).await;
+    }
+}
+
+/// Sends what a process prints until it ends. When nobody reads any more, the process is dropped, which
+/// kills it.
+pub async fn forward(
+    mut exec: Exec,
+    frames: &mpsc::Sender<ExecFrame>,
+) -> Result<(), forkd_guest_client::Error> {
+    let started = ExecFrame::Started {
+        pid: exec.started().pid,
+    };
+    if frames.send(started).await.is_err() {
+        return Ok(());
+    }
+    while let Some(output) = exec.next_output().await? {
+        let frame = match output {
+            Output::Stdout(bytes) => {
+                let (text, base64) = readable(bytes);
+                ExecFrame::Stdout { text, base64 }
+            }
+            Output::Stderr(bytes) => {
+                let (text, base64) = readable(bytes);
+                ExecFrame::Stderr { text, base64 }
+            }
+            Output::Lost(_) => continue,
+        };
+        if frames.send(frame).await.is_err() {
+            return Ok(());
+        }
+    }
+    let result = exec.wait().await?;
+    let frame = ExecFrame::Exit {
+        exit_code: exit_code(result.status),
+        timed_out: result.timed_out,
+    };
+    let _ = frames.send(frame).await;
+    Ok(())
+}
+
+/// Text where it is text, base64 where it is not.
+fn readable(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
+    match String::from_utf8(bytes) {
+        Ok(text) => (Some(text), None),
+        Err(error) => {
+            let encoded = base64::engine::general_purpose::STANDARD.encode(error.as_bytes());
+            (None, Some(encoded))
+        }
+    }
+}
+
+/// Evaluates code in the warm interpreter.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/eval", tag = "guest", request_body = EvalRequest,
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 200, description = "What came of it, an exception included", body = EvalResponse),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn eval(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+    Body(request): Body<EvalRequest>,
+) -> Answer<Json<EvalResponse>> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let seconds = request.timeout_secs.unwrap_or(EVAL_TIMEOUT);
+    if !(1..=MAX_TIMEOUT).contains(&seconds) {
+        return Err(Failure::new(
+            ErrorCode::InvalidRequest,
+            format!("timeout_secs is 1 to {MAX_TIMEOUT}"),
+        ));
+    }
+    let client = sandbox.agent().await?;
+    let started = Instant::now();
+    let work = client.eval(guest::EvalRequest {
+        code: request.code,
+        timeout_ms: Some(seconds.saturating_mul(1000)),
+        ..guest::EvalRequest::default()
+    });
+    let done = patiently(work, seconds)
+        .await?
+        .map_err(Error::agent(format!(
+            "sandbox {id} could not evaluate the code"
+        )))?;
+    metrics::histogram!("forkd_eval_seconds").record(started.elapsed().as_secs_f64());
+    let (error, traceback) = match done.result.error {
+        Some(raised) => (
+            Some(format!("{}: {}", raised.name, raised.message)),
+            Some(raised.traceback),
+        ),
+        None if done.result.timed_out => (
+            Some(format!("TimeoutError: no result after {seconds} s")),
+            None,
+        ),
+        None => (None, None),
+    };
+    Ok(Json(EvalResponse {
+        exit_code: i64::from(error.is_some()),
+        result: done.result.repr,
+        error,
+        result_json: done.result.json.map(|value| value.to_string()),
+        traceback,
+        stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
+    }))
+}

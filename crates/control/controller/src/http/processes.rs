@@ -1,0 +1,118 @@
+//! Processes in the background.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use forkd_api::{ErrorBody, ErrorCode, ExecRequest, ProcessInfo, ProcessStarted, SignalRequest};
+use forkd_guest_client::Client;
+use forkd_guest_proto as guest;
+
+use super::errors::{Answer, Failure};
+use super::exec::{exit_code, guest_exec};
+use super::extract::{Body, PathId};
+use crate::app::App;
+use crate::error::Error;
+
+/// Processes that were started through the API.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/processes", tag = "guest",
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 200, description = "Those the agent still knows", body = Vec<ProcessInfo>),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn list(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+) -> Answer<Json<Vec<ProcessInfo>>> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let found = known(&sandbox.agent().await?).await?;
+    let shown = found.into_iter().map(|process| ProcessInfo {
+        pid: process.pid,
+        args: process.argv,
+        running: process.state == guest::ProcessState::Running,
+        exit_code: match process.state {
+            guest::ProcessState::Running => None,
+            guest::ProcessState::Ended(result) => Some(exit_code(result.status)),
+        },
+    });
+    Ok(Json(shown.collect()))
+}
+
+async fn known(client: &Client) -> Result<Vec<guest::ProcessInfo>, Error> {
+    client
+        .processes()
+        .await
+        .map_err(Error::agent("the processes cannot be listed"))
+}
+
+/// Starts a command and lets it run. Its time is not limited, whatever `timeout_secs` says.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/processes", tag = "guest", request_body = ExecRequest,
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 201, description = "It runs", body = ProcessStarted),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn start(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+    Body(request): Body<ExecRequest>,
+) -> Answer<(StatusCode, Json<ProcessStarted>)> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let wish = guest::ExecRequest {
+        timeout_ms: None,
+        on_disconnect: guest::OnDisconnect::Keep,
+        ..guest_exec(&request)?
+    };
+    let started = sandbox
+        .agent()
+        .await?
+        .start(wish)
+        .await
+        .map_err(Error::agent("the command could not be started"))?;
+    Ok((
+        StatusCode::CREATED,
+        Json(ProcessStarted { pid: started.pid }),
+    ))
+}
+
+/// Sends a signal to a process that was started through the API.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/processes/{pid}/signal", tag = "guest",
+    request_body = SignalRequest,
+    params(("id" = String, Path, description = "The sandbox"), ("pid" = u32, Path, description = "The process")),
+    responses(
+    (status = 204, description = "It is sent"),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn signal(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+    Path(path): Path<(String, String)>,
+    Body(request): Body<SignalRequest>,
+) -> Answer<StatusCode> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let pid = path.1;
+    if !(1..=64).contains(&request.signal) {
+        return Err(Failure::new(ErrorCode::InvalidRequest, "signal is 1 to 64"));
+    }
+    let client = sandbox.agent().await?;
+    let process = known(&client)
+        .await?
+        .into_iter()
+        .find(|process| {
+            pid.parse() == Ok(process.pid) && process.state == guest::ProcessState::Running
+        })
+        .ok_or_else(|| {
+            Failure::new(
+                ErrorCode::ProcessNotFound,
+                format!("no process {pid} was started through the API"),
+            )
+        })?;
+    client
+        .signal(process.process, i32::from(request.signal), true)
+        .await
+        .map_err(Error::agent("the signal could not be sent"))?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,169 @@
+//! The files of one VM.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use forkd_types::SandboxId;
+use forkd_vmm_proto::EmptyLayer;
+
+use crate::error::Error;
+
+/// Where a VM's files go.
+#[derive(Debug, Clone)]
+pub struct Dirs {
+    /// One directory a VM: disk layers and the console.
+    pub data: PathBuf,
+    /// Sockets. The path is short: a socket's name has 108 bytes.
+    pub run: PathBuf,
+}
+
+/// A disk that needs a new writable layer.
+#[derive(Debug, Clone, Copy)]
+pub struct NewDisk {
+    /// Which slot.
+    pub slot: usize,
+    /// Size of the disk in bytes.
+    pub size: u64,
+}
+
+/// What a VM starts with, open.
+#[derive(Debug)]
+pub struct VmFiles {
+    /// Its socket device.
+    pub vsock: UnixListener,
+    /// Its console.
+    pub console: File,
+    /// Writable layers, in the order they were asked for, with their file names.
+    pub layers: Vec<(String, File)>,
+}
+
+impl Dirs {
+    /// The directory of a VM.
+    pub fn vm(&self, id: &SandboxId) -> PathBuf {
+        self.data.join(id.as_str())
+    }
+
+    /// The socket through which the guest is reached.
+    pub fn vsock(&self, id: &SandboxId) -> PathBuf {
+        self.run.join(format!("{id}.sock"))
+    }
+
+    /// The console output.
+    pub fn console(&self, id: &SandboxId) -> PathBuf {
+        self.vm(id).join("console.log")
+    }
+
+    /// Makes the directory, the console, the socket and an empty layer for each disk.
+    pub fn create(
+        &self,
+        id: &SandboxId,
+        disks: &[NewDisk],
+        max_bytes: u64,
+    ) -> Result<VmFiles, Error> {
+        let dir = self.vm(id);
+        std::fs::create_dir(&dir).map_err(Error::io("create", &dir))?;
+        let made = self.fill(id, disks, max_bytes);
+        if made.is_err() {
+            self.remove(id);
+        }
+        made
+    }
+
+    fn fill(&self, id: &SandboxId, disks: &[NewDisk], max_bytes: u64) -> Result<VmFiles, Error> {
+        let layers = disks
+            .iter()
+            .map(|disk| self.new_layer(id, *disk, 0, max_bytes))
+            .collect::<Result<_, _>>()?;
+        Ok(VmFiles {
+            vsock: self.listen(id)?,
+            console: self.open_console(id)?,
+            layers,
+        })
+    }
+
+    /// The console, opened for appending.
+    pub fn open_console(&self, id: &SandboxId) -> Result<File, Error> {
+        let path = self.console(id);
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(Error::io("create", &path))
+    }
+
+    /// A new socket, in place of one that an earlier VM of this id may have left.
+    pub fn listen(&self, id: &SandboxId) -> Result<UnixListener, Error> {
+        let path = self.vsock(id);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("remove", &path)(error));
+            }
+            _ => {}
+        }
+        UnixListener::bind(&path).map_err(Error::io("listen on", &path))
+    }
+
+    /// A new empty layer; `number` tells it from earlier ones of the same disk.
+    pub fn new_layer(
+        &self,
+        id: &SandboxId,
+        disk: NewDisk,
+        number: usize,
+        max_bytes: u64,
+    ) -> Result<(String, File), Error> {
+        let name = format!("disk{}-{number}.layer", disk.slot);
+        let path = self.vm(id).join(&name);
+        let layer = EmptyLayer::new(disk.size, max_bytes);
+        let make = || -> io::Result<File> {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(&path)?;
+            file.write_all_at(&layer.header, 0)?;
+            file.set_len(layer.file_len)?;
+            Ok(file)
+        };
+        Ok((name, make().map_err(Error::io("create", &path))?))
+    }
+
+    /// Removes everything of a VM. What stays is removed at the next start.
+    pub fn remove(&self, id: &SandboxId) {
+        let gone = |result: io::Result<()>, path: &Path| match result {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "not removed");
+            }
+            _ => {}
+        };
+        let socket = self.vsock(id);
+        gone(std::fs::remove_file(&socket), &socket);
+        let dir = self.vm(id);
+        gone(std::fs::remove_dir_all(&dir), &dir);
+    }
+
+    /// The ids that have files here.
+    pub fn list(&self) -> Result<Vec<SandboxId>, Error> {
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(&self.data).map_err(Error::io("read", &self.data))? {
+            let name = entry.map_err(Error::io("read", &self.data))?.file_name();
+            all.extend(
+                name.to_str()
+                    .and_then(|name| name.parse::<SandboxId>().ok()),
+            );
+        }
+        for entry in std::fs::read_dir(&self.run).map_err(Error::io("read", &self.run))? {
+            let name = entry.map_err(Error::io("read", &self.run))?.file_name();
+            all.extend(
+                name.to_str()
+                    .and_then(|name| name.strip_suffix(".sock"))
+                    .and_then(|name| name.parse::<SandboxId>().ok()),
+            );
+        }
+        all.sort();
+        all.dedup();
+        Ok(all)
+    }
+}

@@ -1,0 +1,157 @@
+//! The connection to `forkd-spawn`.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forkd_types::SandboxId;
+use forkd_vmm_client::{Endings, Spawner, SpawnerError, Taken};
+use forkd_vmm_proto::Shape;
+use forkd_vmm_proto::spawn::SpawnStatus;
+use tokio::process::Command;
+
+/// How often the connection is tried after the program was started.
+const ATTEMPTS: u32 = 100;
+/// How long to wait between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Where VMM processes come from.
+#[derive(Debug)]
+pub struct Launcher {
+    program: PathBuf,
+    socket: PathBuf,
+    current: Mutex<Option<Arc<Spawner>>>,
+    connecting: tokio::sync::Mutex<()>,
+    endings: tokio::sync::mpsc::UnboundedSender<Endings>,
+}
+
+impl Launcher {
+    /// Does not connect yet. Each new connection's stream of ends goes to `endings`.
+    pub fn new(
+        program: PathBuf,
+        socket: PathBuf,
+        endings: tokio::sync::mpsc::UnboundedSender<Endings>,
+    ) -> Self {
+        Self {
+            program,
+            socket,
+            current: Mutex::new(None),
+            connecting: tokio::sync::Mutex::new(()),
+            endings,
+        }
+    }
+
+    /// Where `forkd-spawn` listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Takes one shell for each id. What could not be made is missing from the answer.
+    pub async fn take(&self, shape: Shape, ids: &[SandboxId]) -> Result<Vec<Taken>, SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.take(shape, ids).await)
+    }
+
+    /// The control sockets of every VM that lives.
+    pub async fn adopt(&self) -> Result<Vec<Taken>, SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.adopt().await)
+    }
+
+    /// Ends a VM's process. One that is gone already is no error.
+    pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
+        use forkd_vmm_proto::spawn::SpawnError;
+        let spawner = self.connected().await?;
+        match self.noted(spawner.kill(id).await) {
+            Err(SpawnerError::Refused(SpawnError::Unknown { .. })) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Sets how many shells of a shape stand ready.
+    pub async fn set_pool(&self, shape: Shape, depth: u32) -> Result<(), SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.set_pool(shape, depth).await)
+    }
+
+    /// How the pools stand.
+    pub async fn status(&self) -> Result<SpawnStatus, SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.status().await)
+    }
+
+    /// Forgets the connection, so that the next use makes a new one.
+    pub fn disconnected(&self) {
+        self.slot().take();
+    }
+
+    /// A connection that failed is not used again.
+    fn noted<T>(&self, result: Result<T, SpawnerError>) -> Result<T, SpawnerError> {
+        if matches!(result, Err(SpawnerError::Link(_))) {
+            self.disconnected();
+        }
+        result
+    }
+
+    async fn connected(&self) -> Result<Arc<Spawner>, SpawnerError> {
+        if let Some(spawner) = self.slot().clone() {
+            return Ok(spawner);
+        }
+        let _one = self.connecting.lock().await;
+        if let Some(spawner) = self.slot().clone() {
+            return Ok(spawner);
+        }
+        let (spawner, endings) = match Spawner::connect(&self.socket).await {
+            Ok(connected) => connected,
+            Err(_) => self.start().await?,
+        };
+        let spawner = Arc::new(spawner);
+        *self.slot() = Some(Arc::clone(&spawner));
+        // The receiver lives as long as the daemon does.
+        let _ = self.endings.send(endings);
+        Ok(spawner)
+    }
+
+    /// Starts the program in a process group of its own, so that what ends us does not end it.
+    async fn start(&self) -> Result<(Spawner, Endings), SpawnerError> {
+        let failed = |source| SpawnerError::Connect {
+            path: self.program.clone(),
+            source,
+        };
+        let mut child = Command::new(&self.program)
+            .arg("--socket")
+            .arg(&self.socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        tracing::info!(pid = child.id(), program = %self.program.display(), "forkd-spawn started");
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            match Spawner::connect(&self.socket).await {
+                Ok(connected) => {
+                    tokio::spawn(async move {
+                        let status = child.wait().await;
+                        tracing::error!(?status, "forkd-spawn ended");
+                    });
+                    return Ok(connected);
+                }
+                Err(error) => last = Some(error),
+            }
+            tokio::select! {
+                status = child.wait() => {
+                    let text = format!("{} ended at once: {status:?}", self.program.display());
+                    return Err(failed(std::io::Error::other(text)));
+                }
+                () = tokio::time::sleep(PAUSE) => {}
+            }
+        }
+        Err(last.unwrap_or_else(|| failed(std::io::ErrorKind::TimedOut.into())))
+    }
+
+    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Spawner>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,141 @@
+//! Filling a shell.
+
+use std::fs::File;
+
+use forkd_store::{Cpu, DiskManifest, Manifest};
+use forkd_types::MiB;
+use forkd_vmm_client::Vmm;
+use forkd_vmm_proto::{
+    BootSpec, Command, ConsoleSpec, CpuModel, DiskSpec, RateLimit, RestoreSpec, Shape, VsockSpec,
+};
+
+use super::dirs::VmFiles;
+use super::fds::{FdList, SnapshotFiles};
+use crate::error::Error;
+
+/// The context id of every guest: each VM has a socket device of its own, so they do not meet.
+const GUEST_CID: u32 = 3;
+/// What a guest may print in a second, after a burst.
+const CONSOLE_BYTES_PER_SECOND: u64 = 256 * 1024;
+/// The console file is cut off at this size.
+const CONSOLE_MAX_BYTES: u64 = 16 << 20;
+
+/// The shell that a snapshot needs.
+pub fn shape(memory_mib: u32, vcpus: u8, cpu: Cpu) -> Shape {
+    Shape {
+        memory: MiB(memory_mib),
+        vcpus,
+        cpu: match cpu {
+            Cpu::Host => CpuModel::Host,
+            Cpu::Baseline => CpuModel::Baseline,
+        },
+    }
+}
+
+/// What a cold boot starts from.
+#[derive(Debug)]
+pub struct BootInput {
+    /// ELF or bzImage.
+    pub kernel: File,
+    /// Initial RAM disk.
+    pub initramfs: Option<File>,
+    /// Kernel command line.
+    pub cmdline: String,
+    /// The root disk.
+    pub base: File,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// What the guest sees as the serial number.
+    pub serial: String,
+}
+
+/// Boots a kernel in a shell. Answers when the VM runs.
+pub async fn boot(vmm: &Vmm, input: &BootInput, files: &VmFiles) -> Result<(), Error> {
+    let mut fds = FdList::default();
+    let spec = BootSpec {
+        kernel: fds.push(&input.kernel),
+        initramfs: input.initramfs.as_ref().map(|file| fds.push(file)),
+        cmdline: input.cmdline.clone(),
+        disks: vec![DiskSpec {
+            base: fds.push(&input.base),
+            layers: files
+                .layers
+                .iter()
+                .map(|(_, file)| fds.push(file))
+                .collect(),
+            read_only: input.read_only,
+            serial: input.serial.clone(),
+            rate: RateLimit::default(),
+        }],
+        net: None,
+        vsock: VsockSpec {
+            cid: GUEST_CID,
+            listener: fds.push(&files.vsock),
+        },
+        console: console(&mut fds, &files.console),
+        generation: rand::random(),
+        run: true,
+    };
+    vmm.run(Command::Boot(Box::new(spec)), &fds.finish()?)
+        .await
+        .map_err(Error::vmm("the parent could not be booted"))
+}
+
+/// Starts a shell from a snapshot. Answers when the VM runs; its agent is not asked.
+pub async fn restore(
+    vmm: &Vmm,
+    manifest: &Manifest,
+    snapshot: &SnapshotFiles,
+    files: &VmFiles,
+    run: bool,
+) -> Result<(), Error> {
+    let mut fds = FdList::default();
+    let state = fds.push(&snapshot.state);
+    let memory = snapshot.memory_image(&mut fds);
+    let mut own = files.layers.iter();
+    let mut disks = Vec::with_capacity(manifest.disks.len());
+    for (disk, opened) in manifest.disks.iter().zip(&snapshot.disks) {
+        let base = fds.push(&opened.base);
+        let mut layers: Vec<_> = opened.layers.iter().map(|file| fds.push(file)).collect();
+        if writable(disk) {
+            layers.extend(own.next().map(|(_, file)| fds.push(file)));
+        }
+        disks.push(DiskSpec {
+            base,
+            layers,
+            read_only: disk.read_only,
+            serial: disk.serial.clone(),
+            rate: RateLimit::default(),
+        });
+    }
+    let spec = RestoreSpec {
+        state,
+        memory,
+        disks,
+        net: None,
+        vsock: VsockSpec {
+            cid: GUEST_CID,
+            listener: fds.push(&files.vsock),
+        },
+        console: console(&mut fds, &files.console),
+        generation: rand::random(),
+        prefault: None,
+        run,
+    };
+    vmm.run(Command::Restore(Box::new(spec)), &fds.finish()?)
+        .await
+        .map_err(Error::vmm("the snapshot could not be restored"))
+}
+
+/// The disk gets a layer of its own in every VM.
+pub fn writable(disk: &DiskManifest) -> bool {
+    !disk.read_only
+}
+
+fn console<'a>(fds: &mut FdList<'a>, file: &'a File) -> ConsoleSpec {
+    ConsoleSpec {
+        output: fds.push(file),
+        bytes_per_second: CONSOLE_BYTES_PER_SECOND,
+        max_bytes: CONSOLE_MAX_BYTES,
+    }
+}

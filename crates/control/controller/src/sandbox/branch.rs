@@ -1,0 +1,509 @@
+//! Cutting a running sandbox.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forkd_api::{EventKind, SnapshotInfo};
+use forkd_store::{
+    BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, Published, SCHEMA, Staging,
+    Versions,
+};
+use forkd_vmm_proto::{Command, CutReport, CutSpec, Event, Reply, StopCause};
+use tokio::sync::oneshot;
+
+use super::driver::Owned;
+use super::state::Step;
+use crate::app::App;
+use crate::clock;
+use crate::db::{DiskStack, LayerRef, SandboxRecord};
+use crate::error::Error;
+use crate::launch::{FdList, NewDisk};
+use crate::writing::Claimed;
+
+/// Layers of memory after which a cut writes all of it: every layer is a descriptor and a mapping.
+const MAX_MEMORY_LAYERS: usize = 32;
+
+/// How much a cut writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CutMode {
+    /// All of memory.
+    Full,
+    /// What differs from the snapshot the sandbox was started from.
+    Diff,
+}
+
+/// A request to cut a sandbox.
+#[derive(Debug)]
+pub struct BranchAsk {
+    /// The tag to make.
+    pub claimed: Claimed,
+    /// How much to write.
+    pub mode: CutMode,
+    /// Labels of the snapshot.
+    pub labels: BTreeMap<String, String>,
+    /// Told as soon as the source runs again.
+    pub taken: Option<oneshot::Sender<u64>>,
+    /// Told when the snapshot is durable.
+    pub done: oneshot::Sender<Result<BranchDone, Error>>,
+}
+
+/// What a cut made.
+#[derive(Debug)]
+pub struct BranchDone {
+    /// The snapshot, with a lease on its blobs.
+    pub published: Published,
+    /// As the API shows it.
+    pub info: SnapshotInfo,
+}
+
+/// Carries a branch out. An error is the end of the VM.
+pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopCause>> {
+    let sandbox = Arc::clone(&owned.sandbox);
+    if !sandbox.step(Step::BeginCut) {
+        let _ = ask.done.send(Err(sandbox.not_running()));
+        return Ok(());
+    }
+    let BranchAsk {
+        claimed,
+        mode,
+        labels,
+        taken,
+        done,
+    } = ask;
+    let mut cut = Cut {
+        owned,
+        claimed: &claimed,
+        mode,
+        labels,
+        taken,
+        ended: None,
+    };
+    let result = cut.run().await;
+    let ended = cut.ended.take();
+    sandbox.step(Step::EndCut);
+    match &result {
+        Ok(made) => {
+            let detail = Some(made.info.tag.clone());
+            owned
+                .app
+                .events
+                .tell(EventKind::SandboxBranched, &sandbox.id, detail);
+            owned
+                .app
+                .events
+                .tell(EventKind::SnapshotReady, &made.info.tag, None);
+        }
+        Err(error) => {
+            metrics::counter!("forkd_branch_failures_total").increment(1);
+            tracing::warn!(sandbox = %sandbox.id, tag = %claimed.tag(), error = error.chain(), "branch failed");
+            owned.app.events.tell(
+                EventKind::SnapshotFailed,
+                claimed.tag(),
+                Some(error.chain()),
+            );
+        }
+    }
+    if let Err(unheard) = done.send(result)
+        && let Err(error) = unheard
+    {
+        claimed.failed(error.chain());
+    }
+    match ended {
+        Some(cause) => Err(cause),
+        None => Ok(()),
+    }
+}
+
+/// A cut under way.
+struct Cut<'a> {
+    owned: &'a mut Owned,
+    claimed: &'a Claimed,
+    mode: CutMode,
+    labels: BTreeMap<String, String>,
+    taken: Option<oneshot::Sender<u64>>,
+    /// The VM ended meanwhile.
+    ended: Option<Option<StopCause>>,
+}
+
+/// The files a cut is written to.
+struct Files {
+    staging: Staging,
+    state: File,
+    memory: File,
+    index: Option<File>,
+    /// Slot, name and file of each new layer.
+    layers: Vec<(usize, String, File)>,
+}
+
+impl Cut<'_> {
+    async fn run(&mut self) -> Result<BranchDone, Error> {
+        let started = Instant::now();
+        let record = self.owned.sandbox.record();
+        if record.memory.layers.len() >= MAX_MEMORY_LAYERS {
+            self.mode = CutMode::Full;
+        }
+        let files = self.prepare(&record).await?;
+        let before = record.clone();
+        let record = self.announce_layers(&files).await?;
+        let report = match self.cut(&files).await {
+            Ok(report) => report,
+            Err(error) => {
+                self.take_back(&before, &error, &files).await;
+                return Err(error);
+            }
+        };
+        metrics::histogram!("forkd_branch_pause_seconds").record(report.pause_us as f64 / 1e6);
+        let info = self.publish(record, files, &report, started).await;
+        metrics::histogram!("forkd_branch_seconds").record(started.elapsed().as_secs_f64());
+        info
+    }
+
+    /// Opens everything before the source is stopped for the first time.
+    async fn prepare(&self, record: &SandboxRecord) -> Result<Files, Error> {
+        let app = Arc::clone(&self.owned.app);
+        let record = record.clone();
+        let index = self.mode == CutMode::Diff;
+        app.blocking(move |app| {
+            let staging = app
+                .store
+                .stage()
+                .map_err(Error::store("no place to write the cut"))?;
+            let create = |name: &str| {
+                let path = staging.file(name);
+                File::options()
+                    .read(true)
+                    .write(true)
+                    .create_new(true)
+                    .open(&path)
+                    .map_err(Error::io("create", path))
+            };
+            let state = create("state")?;
+            let memory = create("memory")?;
+            let index = index.then(|| create("index")).transpose()?;
+            let mut layers = Vec::new();
+            for (slot, disk) in record
+                .disks
+                .iter()
+                .enumerate()
+                .filter(|(_, d)| !d.read_only)
+            {
+                let new = NewDisk {
+                    slot,
+                    size: disk.base.bytes,
+                };
+                let (name, file) = app.dirs.new_layer(
+                    &record.id,
+                    new,
+                    disk.layers.len(),
+                    app.config.disk_limit_bytes,
+                )?;
+                layers.push((slot, name, file));
+            }
+            Ok(Files {
+                staging,
+                state,
+                memory,
+                index,
+                layers,
+            })
+        })
+        .await
+    }
+
+    /// Writes the new layers down before the VMM hears of them: if the daemon dies now, an empty layer too
+    /// many in the record is harmless, one too few would lose data.
+    async fn announce_layers(&self, files: &Files) -> Result<SandboxRecord, Error> {
+        let record = self.owned.sandbox.update(|record| {
+            for (slot, name, _) in &files.layers {
+                if let Some(disk) = record.disks.get_mut(*slot) {
+                    disk.layers.push(LayerRef::Own(name.clone()));
+                }
+            }
+        });
+        self.owned
+            .app
+            .db
+            .put_sandboxes(vec![record.clone()])
+            .await?;
+        Ok(record)
+    }
+
+    /// Stops the VM for the instant of the cut and waits until everything is written.
+    async fn cut(&mut self, files: &Files) -> Result<CutReport, Error> {
+        let mut fds = FdList::default();
+        let spec = CutSpec {
+            state: fds.push(&files.state),
+            memory: fds.push(&files.memory),
+            only_changed: self.mode == CutMode::Diff,
+            index: files.index.as_ref().map(|file| fds.push(file)),
+            new_layers: files
+                .layers
+                .iter()
+                .map(|(_, _, file)| fds.push(file))
+                .collect(),
+            resume: true,
+        };
+        let fds = fds.finish()?;
+        let Owned {
+            vmm,
+            events,
+            sandbox,
+            ..
+        } = &mut *self.owned;
+        let call = vmm.call(Command::Cut(spec), &fds);
+        tokio::pin!(call);
+        let mut cause = None;
+        let reply = loop {
+            tokio::select! {
+                reply = &mut call => break reply,
+                event = events.next() => match event.map(|event| event.event) {
+                    Some(Event::CutTaken { pause_us, .. }) => {
+                        self.claimed.taken(pause_us);
+                        if let Some(taken) = self.taken.take() {
+                            let _ = taken.send(pause_us);
+                        }
+                    }
+                    Some(Event::Stopped { cause: found }) => cause = Some(found),
+                    Some(_) => {}
+                    None => {
+                        self.ended = Some(cause);
+                        return Err(Error::Gone { id: sandbox.id.clone(), how: "the VM ended during the cut".into() });
+                    }
+                },
+                () = sandbox.stop.cancelled() => {
+                    return Err(Error::Gone { id: sandbox.id.clone(), how: "it was deleted during the cut".into() });
+                }
+            }
+        };
+        match reply.map_err(Error::vmm("the sandbox could not be cut"))? {
+            Reply::Cut(report) => Ok(report),
+            _ => Err(Error::Task),
+        }
+    }
+
+    /// The VMM refused, so the VM is as it was: the new layers are not in use.
+    async fn take_back(&self, before: &SandboxRecord, error: &Error, files: &Files) {
+        let refused = matches!(
+            error,
+            Error::Vmm {
+                source: forkd_vmm_client::VmmCallError::Refused(_),
+                ..
+            }
+        );
+        if !refused {
+            return;
+        }
+        let disks = before.disks.clone();
+        let record = self.owned.sandbox.update(|record| record.disks = disks);
+        let app = &self.owned.app;
+        if let Err(error) = app.db.put_sandboxes(vec![record]).await {
+            tracing::error!(error = crate::error::chain(&error), "not written down");
+            return;
+        }
+        for (_, name, _) in &files.layers {
+            let path = app.dirs.vm(&self.owned.sandbox.id).join(name);
+            if let Err(error) = std::fs::remove_file(&path) {
+                tracing::warn!(path = %path.display(), %error, "not removed");
+            }
+        }
+    }
+
+    /// Turns what was written into content, writes down that the frozen layers are content now, and
+    /// makes the tag visible.
+    async fn publish(
+        &mut self,
+        record: SandboxRecord,
+        files: Files,
+        report: &CutReport,
+        started: Instant,
+    ) -> Result<BranchDone, Error> {
+        let app = Arc::clone(&self.owned.app);
+        let new: Vec<(usize, String)> = files
+            .layers
+            .iter()
+            .map(|(slot, name, _)| (*slot, name.clone()))
+            .collect();
+        let ingested = {
+            let record = record.clone();
+            app.blocking(move |app| ingest(app, &record, files, &new))
+                .await?
+        };
+        let record = self.settle(record, &ingested).await?;
+        let manifest = self.manifest(&record, &ingested, report, started);
+        let path = app.store.layout().blob(&ingested.memory.blob.digest);
+        let published = app
+            .blocking(move |app| {
+                app.store
+                    .publish(manifest)
+                    .map_err(Error::store("the snapshot could not be stored"))
+            })
+            .await?;
+        let record = self.owned.sandbox.update(|record| {
+            record.branch_count += 1;
+            record.last_branch_memory_path = Some(path.display().to_string());
+        });
+        app.db.put_sandboxes(vec![record]).await?;
+        let mut info = crate::snapshots::info(&app, &published.manifest);
+        if self.mode == CutMode::Diff {
+            info.diff_ms = Some(report.total_us.saturating_sub(report.pause_us) / 1000);
+            info.diff_physical_bytes = Some(report.pages_written * forkd_types::PAGE_SIZE);
+            info.diff_logical_bytes = Some(u64::from(published.manifest.memory_mib) << 20);
+        }
+        Ok(BranchDone { published, info })
+    }
+
+    /// Replaces files of the sandbox by content in its record, and then removes their old names.
+    async fn settle(
+        &mut self,
+        record: SandboxRecord,
+        ingested: &Written,
+    ) -> Result<SandboxRecord, Error> {
+        let mut frozen: Vec<(String, BlobRef)> = Vec::new();
+        for (name, layer) in &ingested.layers {
+            frozen.push((name.clone(), layer.blob));
+        }
+        let updated = self.owned.sandbox.update(|stored| {
+            for layer in stored.disks.iter_mut().flat_map(|disk| &mut disk.layers) {
+                if let LayerRef::Own(name) = layer
+                    && let Some((_, blob)) = frozen.iter().find(|(found, _)| found == name)
+                {
+                    *layer = LayerRef::Blob(*blob);
+                }
+            }
+        });
+        let app = Arc::clone(&self.owned.app);
+        self.owned.lease = app.store.hold(updated.blobs());
+        app.db.put_sandboxes(vec![updated.clone()]).await?;
+        let dir = app.dirs.vm(&record.id);
+        for (name, _) in &frozen {
+            // The content has its own name now; the VMM has it open in any case.
+            if let Err(error) = std::fs::remove_file(dir.join(name)) {
+                tracing::warn!(sandbox = %record.id, name, %error, "not removed");
+            }
+        }
+        Ok(updated)
+    }
+
+    fn manifest(
+        &self,
+        record: &SandboxRecord,
+        written: &Written,
+        report: &CutReport,
+        started: Instant,
+    ) -> Manifest {
+        let memory = match &written.index {
+            Some(index) => {
+                let mut layers = record.memory.layers.clone();
+                layers.push(written.memory.blob);
+                MemoryManifest {
+                    layers,
+                    index: Some(index.blob),
+                }
+            }
+            None => MemoryManifest {
+                layers: vec![written.memory.blob],
+                index: None,
+            },
+        };
+        Manifest {
+            schema: SCHEMA,
+            tag: self.claimed.tag().clone(),
+            created_at_unix: clock::unix(),
+            memory_mib: record.memory_mib,
+            vcpus: record.vcpus,
+            cpu: record.cpu,
+            state: written.state.blob,
+            memory,
+            disks: record
+                .disks
+                .iter()
+                .map(|disk| frozen_disk(disk, &written.tops))
+                .collect(),
+            network: record.network,
+            source: record.source.clone(),
+            parent: (self.mode == CutMode::Diff).then(|| record.as_parent()),
+            origin: Origin::Branch {
+                sandbox: record.id.to_string(),
+                pause_us: report.pause_us,
+                total_us: clock::micros(started.elapsed()),
+                pages: report.pages_written,
+            },
+            versions: Versions {
+                forkd: env!("CARGO_PKG_VERSION").to_owned(),
+                vmm: env!("CARGO_PKG_VERSION").to_owned(),
+                agent: record.agent.clone(),
+            },
+            labels: self.labels.clone(),
+        }
+    }
+}
+
+/// What a cut left, as content.
+struct Written {
+    state: Ingested,
+    memory: Ingested,
+    index: Option<Ingested>,
+    /// Frozen layers that were files of the sandbox, by name.
+    layers: Vec<(String, Ingested)>,
+    /// Names of the layers that came into use with the cut and are no part of it.
+    tops: Vec<String>,
+}
+
+fn ingest(
+    app: &App,
+    record: &SandboxRecord,
+    files: Files,
+    new: &[(usize, String)],
+) -> Result<Written, Error> {
+    let store = |name: &str| {
+        app.store
+            .ingest(&files.staging.file(name))
+            .map_err(Error::store("the cut could not be stored"))
+    };
+    let state = store("state")?;
+    let memory = store("memory")?;
+    let index = files.index.as_ref().map(|_| store("index")).transpose()?;
+    let dir = app.dirs.vm(&record.id);
+    let tops: Vec<String> = new.iter().map(|(_, name)| name.clone()).collect();
+    let mut layers = Vec::new();
+    for layer in record.disks.iter().flat_map(|disk| &disk.layers) {
+        if let LayerRef::Own(name) = layer
+            && !tops.contains(name)
+        {
+            let content = app
+                .store
+                .ingest(&dir.join(name))
+                .map_err(Error::store("a disk layer could not be stored"))?;
+            layers.push((name.clone(), content));
+        }
+    }
+    Ok(Written {
+        state,
+        memory,
+        index,
+        layers,
+        tops,
+    })
+}
+
+/// The disk without the layers that came into use with the cut.
+fn frozen_disk(disk: &DiskStack, tops: &[String]) -> DiskManifest {
+    DiskManifest {
+        base: disk.base,
+        layers: disk
+            .layers
+            .iter()
+            .filter_map(|layer| match layer {
+                LayerRef::Blob(blob) => Some(*blob),
+                LayerRef::Own(name) => {
+                    debug_assert!(tops.contains(name), "{name} is neither content nor new");
+                    None
+                }
+            })
+            .collect(),
+        read_only: disk.read_only,
+        serial: disk.serial.clone(),
+    }
+}

@@ -1,0 +1,230 @@
+//! The task that owns a sandbox.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forkd_api::{ErrorCode, EventKind};
+use forkd_store::Lease;
+use forkd_vmm_client::{Vmm, VmmEvents};
+use forkd_vmm_proto::{Command, Counters, Event, Reply, StopCause};
+use tokio::sync::{mpsc, oneshot};
+
+use super::branch::{self, BranchAsk};
+use super::entry::Sandbox;
+use super::state::Step;
+use crate::app::App;
+use crate::clock;
+use crate::db::StoredState;
+use crate::error::Error;
+
+/// How long a VMM may take to end when asked.
+const STOP: Duration = Duration::from_secs(2);
+/// How long a VMM may take to pause, resume or count.
+const QUICK: Duration = Duration::from_secs(10);
+
+/// What can be asked of a sandbox's owner.
+#[derive(Debug)]
+pub enum Ask {
+    /// Cut it.
+    Branch(Box<BranchAsk>),
+    /// Stop its vCPUs.
+    Pause(oneshot::Sender<Result<(), Error>>),
+    /// Let them go on.
+    Resume(oneshot::Sender<Result<(), Error>>),
+    /// What the VMM counted.
+    Counters(oneshot::Sender<Result<Counters, Error>>),
+    /// Look again at when it expires.
+    Rescheduled,
+}
+
+/// What only the owner has.
+pub struct Owned {
+    /// The daemon.
+    pub app: Arc<App>,
+    /// The shared part.
+    pub sandbox: Arc<Sandbox>,
+    /// The control socket.
+    pub vmm: Vmm,
+    /// What the VMM says unasked.
+    pub events: VmmEvents,
+    /// Keeps the blobs it uses.
+    pub lease: Lease,
+}
+
+/// How the VM ended, as far as it said.
+type Ending = Option<StopCause>;
+
+enum Next {
+    Stop,
+    Expired,
+    Ended(Ending),
+    Ask(Ask),
+    Event(Event),
+}
+
+/// Serves a sandbox until it is gone.
+pub async fn drive(mut owned: Owned, mut queue: mpsc::Receiver<Ask>) {
+    let mut cause = None;
+    loop {
+        match next(&mut owned, &mut queue, cause).await {
+            Next::Event(event) => cause = note(&owned, event).or(cause),
+            Next::Ask(ask) => {
+                if let Err(ended) = answer(&mut owned, ask).await {
+                    cause = ended.or(cause);
+                }
+            }
+            Next::Stop => break,
+            Next::Expired => {
+                tracing::info!(sandbox = %owned.sandbox.id, "its time is over");
+                break;
+            }
+            Next::Ended(cause) => {
+                fail(&owned, cause).await;
+                owned.sandbox.stop.cancelled().await;
+                break;
+            }
+        }
+    }
+    owned.sandbox.step(Step::Stop);
+    queue.close();
+    end(owned).await;
+}
+
+async fn next(owned: &mut Owned, queue: &mut mpsc::Receiver<Ask>, cause: Ending) -> Next {
+    let expires = owned.sandbox.record().expires_at_unix;
+    let remaining = expires.map(|at| Duration::from_secs(at.saturating_sub(clock::unix())));
+    tokio::select! {
+        biased;
+        () = owned.sandbox.stop.cancelled() => Next::Stop,
+        event = owned.events.next() => match event {
+            Some(event) => Next::Event(event.event),
+            None => Next::Ended(cause),
+        },
+        () = tokio::time::sleep(remaining.unwrap_or(Duration::MAX)), if remaining.is_some() => Next::Expired,
+        ask = queue.recv() => match ask {
+            Some(ask) => Next::Ask(ask),
+            None => Next::Stop,
+        },
+    }
+}
+
+fn note(owned: &Owned, event: Event) -> Ending {
+    match event {
+        Event::Stopped { cause } => return Some(cause),
+        Event::DeviceFailed { device, reason } => {
+            metrics::counter!("forkd_device_errors_total").increment(1);
+            tracing::warn!(sandbox = %owned.sandbox.id, ?device, reason, "device failed");
+        }
+        Event::AgentReady | Event::CutTaken { .. } | Event::VsockConnect { .. } => {}
+    }
+    None
+}
+
+/// Carries a request out. An error is the end of the VM.
+async fn answer(owned: &mut Owned, ask: Ask) -> Result<(), Ending> {
+    match ask {
+        Ask::Branch(ask) => return branch::serve(owned, *ask).await,
+        Ask::Pause(reply) => {
+            let result = change(owned, Step::Pause, Command::Pause, StoredState::Paused).await;
+            let _ = reply.send(result);
+        }
+        Ask::Resume(reply) => {
+            let result = change(owned, Step::Resume, Command::Resume, StoredState::Running).await;
+            let _ = reply.send(result);
+        }
+        Ask::Counters(reply) => {
+            let _ = reply.send(counters(owned).await);
+        }
+        Ask::Rescheduled => {}
+    }
+    Ok(())
+}
+
+async fn change(
+    owned: &Owned,
+    step: Step,
+    command: Command,
+    state: StoredState,
+) -> Result<(), Error> {
+    let sandbox = &owned.sandbox;
+    if sandbox.phase().after(step).is_none() {
+        return Err(sandbox.not_running());
+    }
+    quickly(owned.vmm.run(command, &[]), "the VMM's answer")
+        .await?
+        .map_err(Error::vmm("the sandbox could not be paused or resumed"))?;
+    sandbox.step(step);
+    let record = sandbox.update(|record| record.state = state);
+    owned.app.db.put_sandboxes(vec![record]).await?;
+    Ok(())
+}
+
+async fn counters(owned: &Owned) -> Result<Counters, Error> {
+    let reply = quickly(owned.vmm.call(Command::Counters, &[]), "the VMM's answer")
+        .await?
+        .map_err(Error::vmm("the counters could not be read"))?;
+    match reply {
+        Reply::Counters(counters) => Ok(counters),
+        _ => Err(Error::Task),
+    }
+}
+
+async fn quickly<T>(work: impl Future<Output = T>, what: &str) -> Result<T, Error> {
+    tokio::time::timeout(QUICK, work)
+        .await
+        .map_err(|_| Error::Timeout {
+            what: what.to_owned(),
+            seconds: QUICK.as_secs(),
+        })
+}
+
+/// The VM ended by itself: what it held is given back, its record stays for people to see.
+async fn fail(owned: &Owned, cause: Ending) {
+    let how = describe(cause);
+    let sandbox = &owned.sandbox;
+    tracing::warn!(sandbox = %sandbox.id, how, "the VM ended by itself");
+    sandbox.step(Step::Ended);
+    sandbox.set_error(ErrorCode::SandboxGone, how.to_owned());
+    sandbox.keep_agent(None).await;
+    let record = sandbox.update(|record| {
+        record.state = StoredState::Failed;
+        record.failure = Some(how.to_owned());
+    });
+    if let Err(error) = owned.app.db.put_sandboxes(vec![record]).await {
+        tracing::error!(sandbox = %sandbox.id, error = crate::error::chain(&error), "not written down");
+    }
+    metrics::counter!("forkd_sandboxes_failed_total").increment(1);
+    owned
+        .app
+        .events
+        .tell(EventKind::SandboxFailed, &sandbox.id, Some(how.to_owned()));
+}
+
+fn describe(cause: Ending) -> &'static str {
+    match cause {
+        Some(StopCause::PowerOff) => "the guest powered off",
+        Some(StopCause::Reset) => "the guest asked for a reset",
+        Some(StopCause::GuestPanic) => "the guest kernel panicked",
+        Some(StopCause::VcpuFailed) => "a virtual CPU could not go on",
+        Some(StopCause::Asked) => "the VMM was told to stop",
+        None => "the VMM process ended",
+    }
+}
+
+/// Ends the VM and removes everything of the sandbox.
+async fn end(owned: Owned) {
+    let Owned {
+        app,
+        sandbox,
+        vmm,
+        lease,
+        ..
+    } = owned;
+    sandbox.keep_agent(None).await;
+    let polite = tokio::time::timeout(STOP, vmm.run(Command::Stop, &[])).await;
+    if !matches!(polite, Ok(Ok(()))) {
+        tracing::debug!(sandbox = %sandbox.id, "the VMM did not say good-bye");
+    }
+    drop(vmm);
+    app.forget(&sandbox, lease).await;
+}

@@ -1,0 +1,35 @@
+//! Making a child a machine of its own.
+
+use forkd_guest_client::Client;
+use forkd_guest_proto::{IdentityReport, IdentityRequest};
+use forkd_types::SandboxId;
+
+use crate::clock;
+use crate::error::Error;
+
+/// Random bytes for the guest's generators.
+const ENTROPY: usize = 64;
+
+/// Gives the guest a new identity; when this returns, the child is ready.
+pub async fn assume(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
+    let request = IdentityRequest {
+        generation: hex::encode(rand::random::<[u8; 16]>()),
+        entropy: hex::encode(rand::random::<[u8; ENTROPY]>()),
+        hostname: Some(id.to_string()),
+        machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
+        unix_ns: Some(clock::unix_ns()),
+        network: None,
+        hook_timeout_ms: None,
+        keep_connections: false,
+    };
+    let report = client
+        .identity(request)
+        .await
+        .map_err(Error::agent(format!(
+            "sandbox {id} could not take its identity"
+        )))?;
+    for warning in &report.warnings {
+        tracing::warn!(sandbox = %id, warning, "identity");
+    }
+    Ok(report)
+}

@@ -1,0 +1,158 @@
+//! The daemon's life: open, adopt, serve, stop.
+
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use anyhow::Context;
+use forkd_vmm_client::Endings;
+use forkd_vmm_proto::Shape;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::app::App;
+use crate::clock;
+use crate::config::Config;
+use crate::error::chain;
+use crate::listen::{self, Server, Tls};
+use crate::sandbox::adopt::adopt;
+
+/// How long an answered idempotency key is remembered, in seconds.
+const KEEP_KEYS: u64 = 24 * 3600;
+/// How often that is looked after.
+const SWEEP: Duration = Duration::from_secs(600);
+
+/// Runs the daemon until it is told to stop.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    crate::metrics::install();
+    let drain = config.drain;
+    let addresses = config.listen.clone();
+    let tls: Option<Tls> = match &config.tls {
+        Some(files) => Some(Arc::new(RwLock::new(listen::load_tls(files)?))),
+        None => None,
+    };
+    // The addresses first: a daemon that cannot be reached should not touch the state of another.
+    let mut bound = Vec::new();
+    for address in &addresses {
+        bound.push(listen::bind(address).await?);
+    }
+    let (app, endings) = App::open(config)?;
+    tokio::spawn(watch_endings(Arc::clone(&app), endings));
+    let found = adopt(&app)
+        .await
+        .context("the sandboxes of an earlier daemon cannot be taken over")?;
+    tracing::info!(
+        adopted = found.adopted,
+        vanished = found.vanished,
+        ended = found.ended,
+        "state taken over"
+    );
+    app.db
+        .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
+        .await?;
+    let server = Server::new(
+        crate::http::router(Arc::clone(&app)),
+        tls.clone(),
+        app.stopping.clone(),
+    );
+    let accepting: Vec<_> = bound
+        .into_iter()
+        .map(|bound| tokio::spawn(server.clone().accept(bound)))
+        .collect();
+    tracing::info!(?addresses, version = env!("CARGO_PKG_VERSION"), "listening");
+    // Without systemd there is nobody to notify.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tokio::spawn(keep_house(Arc::clone(&app)));
+    until_told(&app, tls.as_ref()).await?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    app.stopping.cancel();
+    for task in accepting {
+        let _ = task.await;
+    }
+    if tokio::time::timeout(drain, server.drained()).await.is_err() {
+        tracing::warn!("requests were still under way");
+    }
+    tracing::info!(sandboxes = app.sandboxes.len(), "stopped; sandboxes go on");
+    Ok(())
+}
+
+/// Waits for a signal to stop; reads files again on SIGHUP.
+async fn until_told(app: &Arc<App>, tls: Option<&Tls>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hangup.recv() => reload(app, tls),
+        }
+    }
+}
+
+fn reload(app: &App, tls: Option<&Tls>) {
+    if let Err(error) = app.auth.reload() {
+        tracing::error!(error = format!("{error:#}"), "the tokens stay as they are");
+    }
+    if let Err(error) = app.audit.reopen() {
+        tracing::error!(%error, "the audit log stays as it is");
+    }
+    if let (Some(tls), Some(files)) = (tls, &app.config.tls) {
+        match listen::load_tls(files) {
+            Ok(config) => {
+                *tls.write()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner) = config
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "the certificate stays as it is"
+                );
+            }
+        }
+    }
+    tracing::info!("files read again");
+}
+
+/// Notes the ends of VMs. A sandbox's owner sees the end of its own VM; this only keeps the connection to
+/// `forkd-spawn` alive and says when that one is gone.
+async fn watch_endings(app: Arc<App>, mut connections: mpsc::UnboundedReceiver<Endings>) {
+    while let Some(mut endings) = connections.recv().await {
+        while let Some(ended) = endings.next().await {
+            tracing::debug!(sandbox = %ended.id, pid = ended.pid, how = ?ended.how, "a VMM ended");
+        }
+        if !app.stopping.is_cancelled() {
+            tracing::error!("forkd-spawn is gone");
+        }
+        app.launcher.disconnected();
+    }
+}
+
+/// What has to be done now and then.
+async fn keep_house(app: Arc<App>) {
+    let mut ticks = tokio::time::interval(SWEEP);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = app.stopping.cancelled() => return,
+        }
+        let before = clock::unix().saturating_sub(KEEP_KEYS);
+        if let Err(error) = app.db.expire_keys(before, false).await {
+            tracing::warn!(error = chain(&error), "old keys stay");
+        }
+    }
+}
+
+impl App {
+    /// Asks for shells of the shape that was just used; the answer is not waited for.
+    pub fn refill(self: &Arc<Self>, shape: Shape) {
+        if self.config.pool == 0 {
+            return;
+        }
+        let app = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Err(error) = app.launcher.set_pool(shape, app.config.pool).await {
+                tracing::debug!(error = chain(&error), "the pool was not set");
+            }
+        });
+    }
+}

@@ -223,6 +223,17 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_that_the_controller_made_is_one() {
+        let empty = forkd_vmm_proto::EmptyLayer::new(3 << 30, 1 << 20);
+        let handle = file();
+        handle.write_all_at(&empty.header, 0).unwrap();
+        handle.set_len(empty.file_len).unwrap();
+        let layer = Layer::open(handle, true).unwrap();
+        assert_eq!(layer.header(), LayerHeader::new(3 << 30, 1 << 20).unwrap());
+        assert!(layer.is_empty());
+    }
+
+    #[test]
     fn blocks_survive_a_close() {
         let handle = file();
         let mut layer = Layer::create(handle.try_clone().unwrap(), 1 << 30, 0).unwrap();

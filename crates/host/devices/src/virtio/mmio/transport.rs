@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forkd_vmm_proto::DeviceSlot;
 use thiserror::Error;
 
+use super::inner::{Inner, set_high, set_low};
 use super::registers::{self as reg, status};
-use crate::bus::BusDevice;
-use crate::log::LogLimit;
 use crate::metrics::{Counters, counters};
 use crate::virtio::{
     Activation, DeviceError, FIRST_DEVICE_TOKEN, Interrupt, QueueSnapshot, RestoreError, SlotState,
@@ -73,27 +72,15 @@ pub enum SlotError {
     },
 }
 
-struct Inner {
-    device: Option<Box<dyn VirtioDevice>>,
-    memory: Option<GuestMemory>,
-    status: u32,
-    device_features_sel: u32,
-    driver_features_sel: u32,
-    driver_features: u64,
-    queue_sel: u32,
-    queues: Vec<QueueSnapshot>,
-    log: LogLimit,
-}
-
 /// A virtio slot. It exists, with its doorbells, before there is a device in it; an empty one shows the
 /// guest device id 0.
 pub struct MmioTransport {
     slot: DeviceSlot,
-    interrupt: Arc<Interrupt>,
-    doorbells: Arc<[EventFd]>,
+    pub(super) interrupt: Arc<Interrupt>,
+    pub(super) doorbells: Arc<[EventFd]>,
     registrar: Registrar,
     events: Arc<dyn DeviceEvents>,
-    metrics: SlotMetrics,
+    pub(super) metrics: SlotMetrics,
     inner: Mutex<Inner>,
 }
 
@@ -224,7 +211,7 @@ impl MmioTransport {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -332,7 +319,7 @@ impl MmioTransport {
         }
     }
 
-    fn write_status(&self, inner: &mut Inner, value: u32) {
+    pub(super) fn write_status(&self, inner: &mut Inner, value: u32) {
         if value == 0 {
             self.metrics.resets.inc();
             inner.reset();
@@ -377,7 +364,7 @@ impl MmioTransport {
         }
     }
 
-    fn write_queue(&self, inner: &mut Inner, offset: u64, value: u32) {
+    pub(super) fn write_queue(&self, inner: &mut Inner, offset: u64, value: u32) {
         if inner.status & status::DRIVER_OK != 0 {
             // A queue that moves under a running device.
             if inner.status & status::NEEDS_RESET == 0 {
@@ -403,177 +390,6 @@ impl MmioTransport {
             reg::QUEUE_DRIVER_HIGH => set_high(&mut queue.avail_ring, value),
             reg::QUEUE_DEVICE_LOW => set_low(&mut queue.used_ring, value),
             _ => set_high(&mut queue.used_ring, value),
-        }
-    }
-
-    fn read_register(&self, offset: u64) -> u32 {
-        // These are read on every interrupt and must not wait for a request in progress.
-        match offset {
-            reg::MAGIC_VALUE => return reg::MAGIC,
-            reg::VERSION => return 2,
-            reg::VENDOR_ID => return reg::VENDOR,
-            reg::INTERRUPT_STATUS => return self.interrupt.status(),
-            reg::CONFIG_GENERATION => return self.interrupt.generation(),
-            reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => return u32::MAX,
-            _ => {}
-        }
-        let inner = self.lock();
-        let Some(device) = inner.device.as_deref() else {
-            return 0;
-        };
-        match offset {
-            reg::DEVICE_ID => device.device_type(),
-            reg::DEVICE_FEATURES => half(device.features(), inner.device_features_sel),
-            reg::QUEUE_NUM_MAX => usize::try_from(inner.queue_sel)
-                .ok()
-                .and_then(|index| device.queue_sizes().get(index))
-                .map_or(0, |&max| u32::from(max)),
-            reg::QUEUE_READY => usize::try_from(inner.queue_sel)
-                .ok()
-                .and_then(|index| inner.queues.get(index))
-                .map_or(0, |queue| u32::from(queue.ready)),
-            reg::STATUS => inner.status,
-            _ => {
-                self.metrics.bad_accesses.inc();
-                0
-            }
-        }
-    }
-
-    fn write_register(&self, offset: u64, value: u32) {
-        match offset {
-            reg::INTERRUPT_ACK => return self.interrupt.acknowledge(value),
-            reg::QUEUE_NOTIFY => return self.ring(value),
-            _ => {}
-        }
-        let mut inner = self.lock();
-        if inner.device.is_none() {
-            self.metrics.bad_accesses.inc();
-            return;
-        }
-        match offset {
-            reg::DEVICE_FEATURES_SEL => inner.device_features_sel = value,
-            reg::DRIVER_FEATURES_SEL => inner.driver_features_sel = value,
-            reg::DRIVER_FEATURES => inner.write_features(value),
-            reg::QUEUE_SEL => inner.queue_sel = value,
-            reg::STATUS => self.write_status(&mut inner, value),
-            reg::QUEUE_NUM
-            | reg::QUEUE_READY
-            | reg::QUEUE_DESC_LOW
-            | reg::QUEUE_DESC_HIGH
-            | reg::QUEUE_DRIVER_LOW
-            | reg::QUEUE_DRIVER_HIGH
-            | reg::QUEUE_DEVICE_LOW
-            | reg::QUEUE_DEVICE_HIGH => self.write_queue(&mut inner, offset, value),
-            _ => self.metrics.bad_accesses.inc(),
-        }
-    }
-
-    fn ring(&self, queue: u32) {
-        match usize::try_from(queue)
-            .ok()
-            .and_then(|q| self.doorbells.get(q))
-        {
-            // An eventfd that is open can always be raised.
-            Some(doorbell) => drop(doorbell.signal()),
-            None => self.metrics.bad_accesses.inc(),
-        }
-    }
-}
-
-impl Inner {
-    fn empty() -> Self {
-        Self {
-            device: None,
-            memory: None,
-            status: 0,
-            device_features_sel: 0,
-            driver_features_sel: 0,
-            driver_features: 0,
-            queue_sel: 0,
-            queues: Vec::new(),
-            log: LogLimit::new(),
-        }
-    }
-
-    fn put(&mut self, device: Box<dyn VirtioDevice>, memory: GuestMemory) {
-        self.device = Some(device);
-        self.memory = Some(memory);
-        self.reset();
-    }
-
-    fn reset(&mut self) {
-        self.status = 0;
-        self.device_features_sel = 0;
-        self.driver_features_sel = 0;
-        self.driver_features = 0;
-        self.queue_sel = 0;
-        let Some(device) = self.device.as_deref_mut() else {
-            return;
-        };
-        device.reset();
-        self.queues = device
-            .queue_sizes()
-            .iter()
-            .map(|&size| QueueSnapshot::unused(size))
-            .collect();
-    }
-
-    fn selected(&mut self) -> Option<&mut QueueSnapshot> {
-        let index = usize::try_from(self.queue_sel).ok()?;
-        self.queues.get_mut(index)
-    }
-
-    fn write_features(&mut self, value: u32) {
-        // Negotiation is over once the device has agreed.
-        if self.status & status::FEATURES_OK != 0 {
-            return;
-        }
-        match self.driver_features_sel {
-            0 => set_low(&mut self.driver_features, value),
-            1 => set_high(&mut self.driver_features, value),
-            _ => {}
-        }
-    }
-
-    fn features_fit(&self) -> bool {
-        let offered = self.device.as_deref().map_or(0, VirtioDevice::features);
-        self.driver_features & !offered == 0 && self.driver_features & feature::VERSION_1 != 0
-    }
-}
-
-impl BusDevice for MmioTransport {
-    fn read(&self, offset: u64, data: &mut [u8]) {
-        if let Some(offset) = offset.checked_sub(reg::CONFIG) {
-            match self.lock().device.as_deref() {
-                Some(device) => device.read_config(offset, data),
-                None => data.fill(0),
-            }
-            return;
-        }
-        match <&mut [u8; 4]>::try_from(&mut *data) {
-            Ok(word) if offset.is_multiple_of(4) => {
-                *word = self.read_register(offset).to_le_bytes()
-            }
-            _ => {
-                self.metrics.bad_accesses.inc();
-                data.fill(0);
-            }
-        }
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) {
-        if let Some(offset) = offset.checked_sub(reg::CONFIG) {
-            if let Some(device) = self.lock().device.as_deref_mut() {
-                device.write_config(offset, data);
-            }
-            return;
-        }
-        match <[u8; 4]>::try_from(data) {
-            Ok(word) if offset.is_multiple_of(4) => {
-                self.write_register(offset, u32::from_le_bytes(word))
-            }
-            _ => self.metrics.bad_accesses.inc(),
         }
     }
 }
@@ -612,20 +428,4 @@ fn check_status(value: u32) -> Result<(), RestoreError> {
     } else {
         Err(RestoreError::Status { status: value })
     }
-}
-
-fn half(value: u64, selector: u32) -> u32 {
-    match selector {
-        0 => value as u32,
-        1 => (value >> 32) as u32,
-        _ => 0,
-    }
-}
-
-fn set_low(target: &mut u64, value: u32) {
-    *target = *target & !u64::from(u32::MAX) | u64::from(value);
-}
-
-fn set_high(target: &mut u64, value: u32) {
-    *target = *target & u64::from(u32::MAX) | u64::from(value) << 32;
 }

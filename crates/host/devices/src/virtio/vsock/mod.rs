@@ -9,6 +9,7 @@
 //!   guest  ──REQUEST──────────────────────────────────────────────────►┘                └► draining to the client
 //! ```
 
+mod clients;
 mod connection;
 mod device;
 mod event_handler;

@@ -10,7 +10,7 @@ use forkd_vmm_proto::READY_PORT;
 
 use super::VsockMetrics;
 use super::connection::{Connection, Phase, Ports, Taken};
-use super::greeting::{self, Greeter, Greeting};
+use super::greeting;
 use super::packet::{HOST_CID, Header, Op, SHUT_BOTH, SHUT_SEND, TYPE_STREAM};
 use crate::rate::Budget;
 use crate::{DeviceEvents, Ready, Registrar};
@@ -19,8 +19,6 @@ use crate::{DeviceEvents, Ready, Registrar};
 pub(super) const MAX_CONNECTIONS: usize = 512;
 /// The most packets without data that wait for the guest; with more, the guest's own packets wait too.
 const MAX_CONTROL: usize = 1024;
-/// The most clients taken in at once.
-const MAX_ACCEPTS: usize = 16;
 /// Ports for connections from the host begin here.
 pub(super) const FIRST_HOST_PORT: u32 = 1 << 30;
 /// Connections a second that a guest may open, and how many at once.
@@ -37,11 +35,11 @@ struct Control {
 /// The connections.
 pub(super) struct Muxer {
     pub(super) cid: u64,
-    listener: UnixListener,
-    listening: bool,
+    pub(super) listener: UnixListener,
+    pub(super) listening: bool,
     listener_token: u32,
-    connections: BTreeMap<u32, Connection>,
-    by_ports: BTreeMap<Ports, u32>,
+    pub(super) connections: BTreeMap<u32, Connection>,
+    pub(super) by_ports: BTreeMap<Ports, u32>,
     control: VecDeque<Control>,
     /// Connections whose client may have data for the guest, in the order they are served.
     ready: VecDeque<u32>,
@@ -52,9 +50,9 @@ pub(super) struct Muxer {
     announced: bool,
     guest_budget: Option<Budget>,
     events: Arc<dyn DeviceEvents>,
-    metrics: Arc<VsockMetrics>,
+    pub(super) metrics: Arc<VsockMetrics>,
     /// Where to register; only while the driver is up.
-    registrar: Option<Registrar>,
+    pub(super) registrar: Option<Registrar>,
 }
 
 impl Muxer {
@@ -134,7 +132,7 @@ impl Muxer {
         self.control.len() >= MAX_CONTROL
     }
 
-    fn push(&mut self, ports: Ports, op: Op, flags: u32) {
+    pub(super) fn push(&mut self, ports: Ports, op: Op, flags: u32) {
         if op == Op::Reset {
             self.metrics.resets.inc();
         }
@@ -375,7 +373,7 @@ impl Muxer {
     }
 
     /// Listens to a connection according to its state.
-    fn listen(&mut self, token: u32) {
+    pub(super) fn listen(&mut self, token: u32) {
         let (Some(registrar), Some(connection)) =
             (&self.registrar, self.connections.get_mut(&token))
         else {
@@ -389,7 +387,7 @@ impl Muxer {
         connection.listen(registrar, token, readable);
     }
 
-    fn insert(&mut self, connection: Connection) -> u32 {
+    pub(super) fn insert(&mut self, connection: Connection) -> u32 {
         loop {
             let token = self.next_token;
             self.next_token = token.checked_add(1).unwrap_or(self.listener_token + 1);
@@ -402,7 +400,7 @@ impl Muxer {
         }
     }
 
-    fn remove(&mut self, token: u32) {
+    pub(super) fn remove(&mut self, token: u32) {
         let Some(mut connection) = self.connections.remove(&token) else {
             return;
         };
@@ -418,57 +416,6 @@ impl Muxer {
                     .is_ok();
             }
         }
-    }
-
-    /// Takes clients in. They wait outside while there are too many.
-    pub(super) fn on_listener(&mut self) {
-        for _ in 0..MAX_ACCEPTS {
-            if self.connections.len() >= MAX_CONNECTIONS && !self.evict() {
-                break;
-            }
-            match self.listener.accept() {
-                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                    // The ports come with the greeting.
-                    let ports = Ports { host: 0, guest: 0 };
-                    let phase = Phase::Greeting(Greeter::default());
-                    let token = self.insert(Connection::new(ports, phase, Some(stream)));
-                    self.listen(token);
-                }
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => {
-                    // Out of descriptors, most likely; one comes back with the next connection that ends.
-                    self.stop_listening();
-                    return;
-                }
-            }
-        }
-        if self.connections.len() >= MAX_CONNECTIONS {
-            self.stop_listening();
-        }
-    }
-
-    fn stop_listening(&mut self) {
-        self.metrics.refused.inc();
-        if let Some(registrar) = &self.registrar {
-            registrar.remove(&self.listener);
-            self.listening = false;
-        }
-    }
-
-    /// Makes room by sending the client away that has been silent longest.
-    fn evict(&mut self) -> bool {
-        let silent = self
-            .connections
-            .iter()
-            .find(|(_, connection)| matches!(connection.phase, Phase::Greeting(_)))
-            .map(|(token, _)| *token);
-        if let Some(token) = silent {
-            self.metrics.bad_clients.inc();
-            self.remove(token);
-        }
-        silent.is_some()
     }
 
     /// A client's stream is ready.
@@ -518,50 +465,5 @@ impl Muxer {
             self.push(ports, Op::Shutdown, SHUT_BOTH);
         }
         self.after_traffic(token);
-    }
-
-    fn on_greeting(&mut self, token: u32) {
-        let Some(connection) = self.connections.get_mut(&token) else {
-            return;
-        };
-        let (Phase::Greeting(greeter), stream) = connection.greeter() else {
-            return;
-        };
-        let guest = match stream.map_or(Greeting::Bad, |stream| greeter.read(stream)) {
-            Greeting::Incomplete => return,
-            Greeting::Bad => {
-                self.metrics.bad_clients.inc();
-                self.remove(token);
-                return;
-            }
-            Greeting::Port(port) => port,
-        };
-        let ports = self.free_ports(guest);
-        let Some(connection) = self.connections.get_mut(&token) else {
-            return;
-        };
-        connection.ports = ports;
-        connection.phase = Phase::Requested;
-        self.by_ports.insert(ports, token);
-        self.metrics.host_connections.inc();
-        self.push(ports, Op::Request, 0);
-        self.listen(token);
-    }
-
-    /// Ports of a new connection to the guest. There are more ports than connections, so this ends.
-    fn free_ports(&mut self, guest: u32) -> Ports {
-        loop {
-            let ports = Ports {
-                host: self.next_port,
-                guest,
-            };
-            self.next_port = match self.next_port {
-                u32::MAX => FIRST_HOST_PORT,
-                port => port + 1,
-            };
-            if !self.by_ports.contains_key(&ports) {
-                return ports;
-            }
-        }
     }
 }

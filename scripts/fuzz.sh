@@ -23,11 +23,12 @@ logs=$(mktemp -d)
 at_end 'rm -rf "$logs"'
 failed=()
 
+# What the fuzzer finds goes to the first folder; the inputs kept in the repository are only read.
 fuzz_one() {
-    local name=$1
-    mkdir -p "fuzz/corpus/$name"
-    cargo fuzz run --fuzz-dir fuzz "$name" -- -max_total_time="$seconds" -print_final_stats=1 \
-        >"$logs/$name" 2>&1
+    local name=$1 found=$cache/fuzz/$1
+    mkdir -p "$found" "fuzz/corpus/$name"
+    cargo fuzz run --fuzz-dir fuzz "$name" "$found" "fuzz/corpus/$name" -- \
+        -max_total_time="$seconds" -print_final_stats=1 >"$logs/$name" 2>&1
 }
 
 step "building ${#targets[@]} fuzz targets" cargo fuzz build --fuzz-dir fuzz

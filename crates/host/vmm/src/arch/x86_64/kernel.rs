@@ -377,7 +377,7 @@ mod tests {
             load_bytes(&tiny::image(), "", Some(&big)),
             Err(KernelError::NoRoom { .. })
         ));
-        assert!(load_bytes(&tiny::image(), "", Some(&[1; 4097])).is_ok());
+        assert!(load_bytes(&tiny::image(), "", Some(&vec![1; 5_000_001])).is_ok());
     }
 
     proptest::proptest! {

@@ -54,16 +54,25 @@ impl ReadVolatile for SharedFile<'_> {
         &mut self,
         target: &mut VolatileSlice<'_, B>,
     ) -> Result<usize, VolatileMemoryError> {
-        let want = target.len().min(self.buffer.len());
-        let Some(buffer) = self.buffer.get_mut(..want) else {
-            return Ok(0);
-        };
-        let got = self
-            .file
-            .read_at(buffer, self.at)
-            .map_err(VolatileMemoryError::IOError)?;
-        target.copy_from(buffer.get(..got).unwrap_or_default());
-        self.at += got as u64;
-        Ok(got)
+        // A caller that wants all of it does not ask twice, so fill what there is room for.
+        let mut done = 0;
+        while done < target.len() {
+            let want = (target.len() - done).min(self.buffer.len());
+            let Some(buffer) = self.buffer.get_mut(..want) else {
+                break;
+            };
+            let got = self
+                .file
+                .read_at(buffer, self.at)
+                .map_err(VolatileMemoryError::IOError)?;
+            if got == 0 {
+                break;
+            }
+            let place = target.subslice(done, got)?;
+            place.copy_from(buffer.get(..got).unwrap_or_default());
+            self.at += got as u64;
+            done += got;
+        }
+        Ok(done)
     }
 }

@@ -12,6 +12,11 @@ const TAIL_LINES: usize = 12;
 /// The most output that is kept from a program whose output is an answer.
 const MAX_OUTPUT: u64 = 64 << 20;
 
+/// Starts a program that is to die with us.
+const WRAPPER: &str = "setpriv";
+/// What it exits with when there is no such program.
+const NOT_FOUND: i32 = 127;
+
 /// Why a program of the host gave no answer.
 #[derive(Debug, Error)]
 pub enum ToolError {
@@ -59,7 +64,7 @@ pub fn output(command: &mut Command) -> Result<String, ToolError> {
 
 /// Like [`output`], and calls `line` with every line of its standard error as it comes.
 pub fn output_with(command: &mut Command, line: &mut dyn FnMut(&str)) -> Result<String, ToolError> {
-    let program = command.get_program().to_string_lossy().into_owned();
+    let program = name_of(command);
     let run_error = |source: std::io::Error| match source.kind() {
         std::io::ErrorKind::NotFound => ToolError::Missing {
             program: program.clone(),
@@ -105,6 +110,9 @@ pub fn output_with(command: &mut Command, line: &mut dyn FnMut(&str)) -> Result<
         .join()
         .unwrap_or_else(|_| Err(std::io::Error::other("the reader of its output panicked")))
         .map_err(run_error)?;
+    if status.code() == Some(NOT_FOUND) && tail.iter().any(|line| line.starts_with(WRAPPER)) {
+        return Err(ToolError::Missing { program });
+    }
     if !status.success() {
         return Err(ToolError::Failed {
             program,
@@ -118,9 +126,21 @@ pub fn output_with(command: &mut Command, line: &mut dyn FnMut(&str)) -> Result<
 /// A command that is ended with SIGTERM when this process dies, so that a killed build leaves
 /// nothing running.
 pub fn bound_to_us(program: &str) -> Command {
-    let mut command = Command::new("setpriv");
+    let mut command = Command::new(WRAPPER);
     command.args(["--pdeathsig", "TERM", "--", program]);
     command
+}
+
+/// The program that is really meant.
+fn name_of(command: &Command) -> String {
+    let program = command.get_program();
+    let mut arguments = command.get_args();
+    let wrapped = if program == WRAPPER {
+        arguments.nth(3)
+    } else {
+        None
+    };
+    wrapped.unwrap_or(program).to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -133,6 +153,17 @@ mod tests {
         assert!(
             matches!(error, ToolError::Missing { program } if program == "no-such-program-here")
         );
+    }
+
+    #[test]
+    fn a_missing_program_is_named_behind_the_wrapper_too() {
+        let error = output(&mut bound_to_us("no-such-program-here")).unwrap_err();
+        assert!(
+            matches!(&error, ToolError::Missing { program } if program == "no-such-program-here"),
+            "{error:?}"
+        );
+        let error = output(bound_to_us("sh").args(["-c", "exit 127"])).unwrap_err();
+        assert!(matches!(&error, ToolError::Failed { program, .. } if program == "sh"));
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Cmdline {
             words
                 .filter(|(name, _)| *name == key)
                 .map(|(_, value)| value)
-                .last()
+                .next_back()
         };
         let role = match value("forkd.role") {
             Some("machine") => Role::Machine,

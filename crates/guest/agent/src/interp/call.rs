@@ -236,13 +236,11 @@ async fn follow(
         tokio::pin!(carrying);
         let finishing = call.finish(timeout);
         tokio::pin!(finishing);
-        loop {
-            tokio::select! {
-                ended = &mut finishing => break ended,
-                carried = &mut carrying => {
-                    carried.map_err(error::closed)?;
-                    break finishing.await;
-                }
+        tokio::select! {
+            ended = &mut finishing => ended,
+            carried = &mut carrying => {
+                carried.map_err(error::closed)?;
+                finishing.await
             }
         }
     };

@@ -14,6 +14,12 @@ import threading
 import traceback
 import types
 
+try:
+    # The whole of hashlib brings OpenSSL along, which takes longer than everything else here together.
+    from _sha3 import shake_256
+except ImportError:
+    from hashlib import shake_256
+
 MAX_MESSAGE = 32 * 1024 * 1024
 MAX_TEXT = 4 * 1024 * 1024
 RUNNER = __file__
@@ -278,10 +284,8 @@ class Generators:
                 self.known.append(thing)
 
     def reseed(self, entropy):
-        import hashlib
-
         def derive(label, count=32):
-            return hashlib.shake_256(entropy + label).digest(count)
+            return shake_256(entropy + label).digest(count)
 
         if "random" in sys.modules:
             sys.modules["random"].seed(derive(b"random"))

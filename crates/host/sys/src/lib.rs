@@ -14,5 +14,8 @@ pub use channel::{Channel, ChannelError, Received};
 pub use fork::{ChildWriter, ForkError};
 pub use inherit::inherited_fd;
 pub use pagemap::{PageRange, Pagemap, PagemapError};
-pub use signal::{KickTarget, ignore_sigpipe, install_kick_handler};
+pub use signal::{
+    FORBIDDEN_CALL_STATUS, KickTarget, ignore_sigpipe, install_forbidden_call_handler,
+    install_kick_handler,
+};
 pub use tap::open_tap;

@@ -1,9 +1,10 @@
 //! The program `forkd-vmm`: one microVM.
 
 use std::process;
-use std::sync::Arc;
 
-use forkd_sys::{Channel, ignore_sigpipe, inherited_fd, install_kick_handler};
+use forkd_sys::{
+    Channel, ignore_sigpipe, inherited_fd, install_forbidden_call_handler, install_kick_handler,
+};
 use forkd_vmm::kvm::Hypervisor;
 use forkd_vmm::program::{Options, Session, USAGE, chain, init_log};
 use forkd_vmm_proto::ExitCode;
@@ -26,16 +27,18 @@ fn main() {
             ExitCode::Ok
         }
         Options::Run {
-            control_fd, kvm_fd, ..
-        } => run(control_fd, kvm_fd),
+            control_fd,
+            kvm_fd,
+            seccomp,
+        } => run(control_fd, kvm_fd, seccomp),
     };
     process::exit(code as i32);
 }
 
-fn run(control_fd: i32, kvm_fd: Option<i32>) -> ExitCode {
+fn run(control_fd: i32, kvm_fd: Option<i32>, seccomp: bool) -> ExitCode {
     init_log();
     ignore_sigpipe();
-    let started = start(control_fd, kvm_fd);
+    let started = start(control_fd, kvm_fd, seccomp);
     let session = match started {
         Ok(session) => session,
         Err(error) => {
@@ -49,12 +52,17 @@ fn run(control_fd: i32, kvm_fd: Option<i32>) -> ExitCode {
     })
 }
 
-fn start(control_fd: i32, kvm_fd: Option<i32>) -> Result<Session, Box<dyn std::error::Error>> {
+fn start(
+    control_fd: i32,
+    kvm_fd: Option<i32>,
+    seccomp: bool,
+) -> Result<Session, Box<dyn std::error::Error>> {
     install_kick_handler()?;
+    install_forbidden_call_handler()?;
     let channel = Channel::from_fd(inherited_fd(control_fd)?);
     let hypervisor = match kvm_fd {
         Some(fd) => Hypervisor::from_fd(inherited_fd(fd)?)?,
         None => Hypervisor::open()?,
     };
-    Ok(Session::new(channel, hypervisor, Arc::new(|_| {}))?)
+    Ok(Session::new(channel, hypervisor, seccomp)?)
 }

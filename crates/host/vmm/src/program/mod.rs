@@ -3,6 +3,7 @@
 mod error;
 mod log;
 mod options;
+pub mod seccomp;
 mod session;
 
 pub use error::{chain, wire_error};

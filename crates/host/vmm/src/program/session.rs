@@ -13,7 +13,8 @@ use forkd_vmm_proto::{
 use rustix::event::{PollFd, PollFlags, poll};
 use thiserror::Error;
 
-use super::error::{Code, wire_error};
+use super::error::{Code, chain, wire_error};
+use super::seccomp;
 use crate::kvm::Hypervisor;
 use crate::machine::{CutInProgress, Fds, Machine, Notice, Notices, ThreadStart};
 
@@ -38,7 +39,7 @@ pub struct Session {
     channel: Channel,
     hypervisor: Hypervisor,
     notices: Arc<Notices>,
-    on_thread_start: ThreadStart,
+    seccomp: bool,
     greeted: bool,
     machine: Option<Machine>,
     cut: Option<(u64, CutInProgress)>,
@@ -51,17 +52,13 @@ enum Next {
 }
 
 impl Session {
-    /// A session without a machine.
-    pub fn new(
-        channel: Channel,
-        hypervisor: Hypervisor,
-        on_thread_start: ThreadStart,
-    ) -> std::io::Result<Self> {
+    /// A session without a machine. With `seccomp` every thread is restricted once it is set up.
+    pub fn new(channel: Channel, hypervisor: Hypervisor, seccomp: bool) -> std::io::Result<Self> {
         Ok(Self {
             channel,
             hypervisor,
             notices: Notices::new()?,
-            on_thread_start,
+            seccomp,
             greeted: false,
             machine: None,
             cut: None,
@@ -259,9 +256,12 @@ impl Session {
             shape,
             Pagemap::open(),
             &self.notices,
-            &self.on_thread_start,
+            &thread_start(self.seccomp),
         )
         .map_err(|e| e.wire())?;
+        if self.seccomp {
+            seccomp::restrict_control().map_err(|e| wire_error(VmmErrorCode::Io, &e))?;
+        }
         self.machine = Some(machine);
         Ok(Reply::Done)
     }
@@ -319,6 +319,19 @@ impl Session {
                 .map_or_else(Vec::new, |m| m.devices().counters()),
         )
     }
+}
+
+/// A thread that cannot be restricted does not run.
+fn thread_start(restricted: bool) -> ThreadStart {
+    if !restricted {
+        return Arc::new(|_| {});
+    }
+    Arc::new(|kind| {
+        if let Err(error) = seccomp::restrict(kind) {
+            tracing::error!("{}", chain(&error));
+            std::process::exit(ExitCode::Internal as i32);
+        }
+    })
 }
 
 fn wrong_phase(message: &str) -> VmmError {

@@ -1,0 +1,43 @@
+//! Which system calls each thread may make from the moment it has what it needs.
+
+use seccompiler::{BpfProgram, apply_filter, sock_filter};
+use thiserror::Error;
+
+use crate::machine::ThreadKind;
+
+const VCPU: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu.bpf"));
+const DEVICES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/devices.bpf"));
+const CONTROL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/control.bpf"));
+
+/// The filter was not taken.
+#[derive(Debug, Error)]
+#[error("cannot restrict the system calls of a thread")]
+pub struct FilterError(#[source] seccompiler::Error);
+
+fn program(bytes: &[u8]) -> BpfProgram {
+    bytes
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|&[c0, c1, jt, jf, k0, k1, k2, k3]| sock_filter {
+            code: u16::from_le_bytes([c0, c1]),
+            jt,
+            jf,
+            k: u32::from_le_bytes([k0, k1, k2, k3]),
+        })
+        .collect()
+}
+
+/// Restricts the calling thread to what its kind needs.
+pub fn restrict(kind: ThreadKind) -> Result<(), FilterError> {
+    let bytes = match kind {
+        ThreadKind::Vcpu => VCPU,
+        ThreadKind::Devices => DEVICES,
+    };
+    apply_filter(&program(bytes)).map_err(FilterError)
+}
+
+/// Restricts the control thread; to be called once the shell exists.
+pub fn restrict_control() -> Result<(), FilterError> {
+    apply_filter(&program(CONTROL)).map_err(FilterError)
+}

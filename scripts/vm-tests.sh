@@ -32,6 +32,8 @@ on_host() { FORKD_ASSETS=$assets run env FORKD_SOAK="$soak" "$bin/forkd-e2e" "$@
 # ---- in a machine
 
 inside=/var/lib/forkd/e2e
+# The test program looks for the others beside itself, and that is where a machine has them.
+test_program=/usr/local/bin/forkd-e2e
 
 # Each run has a machine of its own, so that runs in two clones do not meet. A slot and its data disk are used again.
 take_slot() {
@@ -70,11 +72,7 @@ start_machine() {
     at_end 'say "    stopping the machine"; "$bin/forkd" machine stop >/dev/null 7>&-'
     machine start --port 0
     run push_assets
-    # The test program looks for the others beside itself.
-    local programs
-    programs=$(ask_machine sh -c 'dirname "$(command -v forkd-vmm)"')
-    machine cp "$bin/forkd-e2e" ":$programs/forkd-e2e"
-    test_program=$programs/forkd-e2e
+    machine cp "$bin/forkd-e2e" ":$test_program"
 }
 
 in_machine() {

@@ -191,7 +191,8 @@ pub struct CutSpec {
     /// booted; without `only_changed` the memory file alone is the image and there is nothing to index.
     pub index: Option<FdIndex>,
     /// New, empty top layers, one for each writable disk in slot order. With them the VM goes on while
-    /// the old layers belong to the cut; without them it must stay paused or be stopped.
+    /// the old layers belong to the cut; without them it must stay paused or be stopped. A cut that fails
+    /// after [`crate::Event::CutTaken`] leaves the new layers in use.
     pub new_layers: Vec<FdIndex>,
     /// Let the vCPUs run again as soon as the instant is captured.
     pub resume: bool,

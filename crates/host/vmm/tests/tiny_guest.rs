@@ -308,6 +308,134 @@ impl StopAndWait for Client {
 }
 
 #[test]
+fn a_chain_of_changes_restores_at_every_depth() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut parent = start();
+    boot(&mut parent, &around, false);
+    let base = cut(&mut parent, false);
+    let mut state = base.state;
+    let mut layers = vec![base.memory];
+    let mut index: Option<File> = None;
+    for depth in 1..=3u8 {
+        let around = Surroundings::new();
+        let mut child = start();
+        let mut attach = Attach::new();
+        let spec = RestoreSpec {
+            state: attach.add(&state),
+            memory: MemoryImage {
+                layers: layers.iter().map(|layer| attach.add(layer)).collect(),
+                index: match &index {
+                    Some(index) => PageIndex::File(attach.add(index)),
+                    None => PageIndex::Identity,
+                },
+            },
+            disks: vec![],
+            net: None,
+            vsock: around.vsock(&mut attach),
+            console: around.console(&mut attach),
+            generation: [depth; 16],
+            prefault: None,
+            run: false,
+        };
+        child.restore(spec, &attach).unwrap();
+        let (next_state, memory, map) = (
+            tempfile::tempfile().unwrap(),
+            tempfile::tempfile().unwrap(),
+            tempfile::tempfile().unwrap(),
+        );
+        let mut attach = Attach::new();
+        let spec = CutSpec {
+            state: attach.add(&next_state),
+            memory: attach.add(&memory),
+            only_changed: true,
+            index: Some(attach.add(&map)),
+            new_layers: vec![],
+            resume: false,
+        };
+        let report = child.cut(spec, &attach).unwrap();
+        assert!(
+            (1..16).contains(&report.pages_written),
+            "only the generation id changed, {} pages were written",
+            report.pages_written
+        );
+        child.ask(Command::Resume, &Attach::new()).unwrap();
+        child.wait_ready().expect("the child runs at this depth");
+        state = next_state;
+        layers.push(memory);
+        index = Some(map);
+    }
+}
+
+#[test]
+fn a_cut_that_fails_leaves_the_guest_running() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = start();
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    let state = tempfile::tempfile().unwrap();
+    let null = File::open("/dev/null").unwrap();
+    for (state, memory) in [(&state, &null), (&null, &state), (&null, &null)] {
+        let mut attach = Attach::new();
+        let spec = CutSpec {
+            state: attach.add(state),
+            memory: attach.add(memory),
+            only_changed: false,
+            index: None,
+            new_layers: vec![],
+            resume: false,
+        };
+        assert!(vm.cut(spec, &attach).is_err());
+        assert_eq!(phase(&mut vm), VmmPhase::Running);
+    }
+    cut(&mut vm, true);
+}
+
+/// Proportional set size of a process without its guest's memory, in KiB.
+fn added_memory(pid: u32, guest_kib: u64) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut skip, mut pss) = (false, 0);
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("Size:") => skip = words.next().and_then(|w| w.parse().ok()) == Some(guest_kib),
+            Some("Pss:") if !skip => {
+                pss += words
+                    .next()
+                    .and_then(|w| w.parse::<u64>().ok())
+                    .unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+    pss
+}
+
+#[test]
+fn the_vmm_adds_less_than_five_mebibytes() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = Client::start(Path::new(env!("CARGO_BIN_EXE_forkd-vmm")), &[]).unwrap();
+    vm.prepare(Shape {
+        memory: MiB(128),
+        ..SHAPE
+    })
+    .unwrap();
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    let added = added_memory(vm.pid(), 128 * 1024);
+    println!("the VMM adds {added} KiB");
+    assert!(added < 5 * 1024, "the VMM adds {added} KiB");
+}
+
+#[test]
 fn a_vmm_whose_controller_goes_away_ends() {
     if !has_kvm() {
         return;

@@ -106,6 +106,7 @@ pub struct CutInProgress {
     written: Written,
     index: Option<(File, PageMap)>,
     started: Instant,
+    stays_paused: bool,
     report: CutReport,
 }
 
@@ -147,8 +148,16 @@ impl Machine {
         }
         let pause = stopped.elapsed();
         let (state, written) = captured?;
-        let bytes = state.encode()?;
-        write_synced(&mut files.state, &bytes, "state file")?;
+        let stays_paused = was_running && !goes_on;
+        let bytes = match write_state(&state, &mut files.state) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if stays_paused {
+                    self.resume()?;
+                }
+                return Err(error);
+            }
+        };
         let index = match (files.index, self.ram.image()) {
             (Some(file), Some(image)) if spec.only_changed => Some((file, image.map().clone())),
             _ => None,
@@ -158,9 +167,10 @@ impl Machine {
                 written,
                 index,
                 started,
+                stays_paused,
                 report: CutReport {
                     pause_us: pause.as_micros() as u64,
-                    state_bytes: bytes.len() as u64,
+                    state_bytes: bytes,
                     ..CutReport::default()
                 },
             },
@@ -265,6 +275,12 @@ impl AsFd for CutInProgress {
 }
 
 impl CutInProgress {
+    /// Whether the machine ran before and stands still because the cut was asked to leave it so. If the
+    /// cut fails after all it must go on.
+    pub fn stays_paused(&self) -> bool {
+        self.stays_paused
+    }
+
     /// Waits for the writer and gives the report.
     pub fn finish(self) -> Result<CutReport, CutError> {
         let written = match self.written.finish()? {
@@ -287,6 +303,12 @@ impl CutInProgress {
             ..self.report
         })
     }
+}
+
+fn write_state(state: &MachineState, file: &mut File) -> Result<u64, CutError> {
+    let bytes = state.encode()?;
+    write_synced(file, &bytes, "state file")?;
+    Ok(bytes.len() as u64)
 }
 
 fn write_synced(file: &mut File, bytes: &[u8], what: &'static str) -> Result<(), CutError> {

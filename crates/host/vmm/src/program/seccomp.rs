@@ -41,3 +41,49 @@ pub fn restrict(kind: ThreadKind) -> Result<(), FilterError> {
 pub fn restrict_control() -> Result<(), FilterError> {
     apply_filter(&program(CONTROL)).map_err(FilterError)
 }
+
+#[cfg(test)]
+mod tests {
+    use forkd_sys::{ChildWriter, FORBIDDEN_CALL_STATUS, install_forbidden_call_handler};
+
+    use super::*;
+
+    fn status_under(bytes: &[u8], call: impl FnOnce()) -> u8 {
+        install_forbidden_call_handler().unwrap();
+        let program = program(bytes);
+        let child = ChildWriter::fork(|| {
+            if apply_filter(&program).is_err() {
+                return 1;
+            }
+            call();
+            0
+        })
+        .unwrap();
+        child.wait().unwrap()
+    }
+
+    #[test]
+    fn what_is_not_listed_ends_the_process() {
+        for bytes in [VCPU, DEVICES, CONTROL] {
+            assert_eq!(status_under(bytes, || {}), 0);
+            let forbidden = status_under(bytes, || {
+                let _ = rustix::process::getppid();
+            });
+            assert_eq!(i32::from(forbidden), FORBIDDEN_CALL_STATUS);
+        }
+    }
+
+    #[test]
+    fn a_vcpu_thread_cannot_make_sockets() {
+        let call = || {
+            let _ = rustix::net::socketpair(
+                rustix::net::AddressFamily::UNIX,
+                rustix::net::SocketType::STREAM,
+                rustix::net::SocketFlags::empty(),
+                None,
+            );
+        };
+        assert_eq!(i32::from(status_under(VCPU, call)), FORBIDDEN_CALL_STATUS);
+        assert_eq!(status_under(DEVICES, call), 0);
+    }
+}

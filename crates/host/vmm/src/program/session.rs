@@ -159,7 +159,17 @@ impl Session {
         let Some((seq, cut)) = self.cut.take() else {
             return Ok(());
         };
+        let stays_paused = cut.stays_paused();
         let result = cut.finish().map(Reply::Cut).map_err(|e| e.wire());
+        // Somebody may have resumed it meanwhile, which is as good.
+        if result.is_err()
+            && stays_paused
+            && let Some(machine) = &mut self.machine
+            && machine.phase() == VmmPhase::Paused
+            && let Err(error) = machine.resume()
+        {
+            tracing::error!("cannot go on after a failed cut: {}", chain(&error));
+        }
         self.answer(seq, result)
     }
 

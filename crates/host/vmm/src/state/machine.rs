@@ -178,3 +178,147 @@ fn one<T: DeserializeOwned>(
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+
+    use forkd_devices::legacy::Serial;
+    use forkd_devices::virtio::{MmioTransport, rng::Rng};
+    use forkd_devices::{DeviceEvents, EventLoop};
+    use forkd_memory::{GuestRam, RamLayout};
+    use forkd_types::MiB;
+    use forkd_vmm_proto::{CpuModel, RateLimit};
+    use kvm_bindings::{kvm_cpuid_entry2, kvm_msr_entry};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    struct Deaf;
+
+    impl DeviceEvents for Deaf {
+        fn agent_ready(&self) {}
+        fn vsock_connect(&self, _port: u32, _stream: OwnedFd) {}
+        fn device_failed(&self, _slot: DeviceSlot, _reason: &str) {}
+    }
+
+    fn sample() -> MachineState {
+        let mut event_loop = EventLoop::new().unwrap();
+        let serial = event_loop.add(Serial::new).unwrap();
+        let slot = event_loop
+            .add(|r| MmioTransport::new(DeviceSlot::Rng, r, Arc::new(Deaf)))
+            .unwrap();
+        let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        ram.map_zero().unwrap();
+        let rng = Rng::new(RateLimit::default()).unwrap();
+        slot.insert(Box::new(rng), ram.memory().clone()).unwrap();
+        let vcpu = VcpuState {
+            cpuid: vec![kvm_cpuid_entry2::default(); 3],
+            regs: Default::default(),
+            sregs: Default::default(),
+            xsave: vec![7; 1024],
+            xcrs: Some(Default::default()),
+            debugregs: Default::default(),
+            events: Default::default(),
+            mp_state: Default::default(),
+            lapic: Default::default(),
+            msrs: vec![kvm_msr_entry::default(); 5],
+            tsc_khz: Some(2_400_000),
+        };
+        MachineState {
+            shape: Shape {
+                memory: MiB(64),
+                vcpus: 2,
+                cpu: CpuModel::Baseline,
+            },
+            vm: VmState {
+                clock_ns: 1,
+                pic_master: Default::default(),
+                pic_slave: Default::default(),
+                ioapic: Default::default(),
+            },
+            vcpus: vec![vcpu.clone(), vcpu],
+            slots: vec![SlotPart {
+                slot: DeviceSlot::Rng,
+                state: slot.save().unwrap(),
+            }],
+            serial: serial.save(),
+        }
+    }
+
+    /// Makes the checksum right again, as one who means harm would.
+    fn reseal(bytes: &mut [u8]) {
+        let Some(body) = bytes.len().checked_sub(4) else {
+            return;
+        };
+        let sum = crc32fast::hash(&bytes[..body]);
+        bytes[body..].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    #[test]
+    fn a_machine_survives_its_file() {
+        let state = sample();
+        let bytes = state.encode().unwrap();
+        let again = MachineState::decode(&bytes).unwrap();
+        assert_eq!(again.shape, state.shape);
+        assert_eq!(again.slots, state.slots);
+        assert_eq!(again.encode().unwrap(), bytes);
+    }
+
+    #[test]
+    fn missing_doubled_and_strange_parts_are_refused() {
+        let parts = decode_parts(&sample().encode().unwrap()).unwrap();
+        for n in 0..parts.len() {
+            let mut fewer = parts.clone();
+            let gone = fewer.remove(n);
+            // A machine may have no devices; that the request must agree is checked later.
+            let optional = gone.kind == SLOT.0;
+            let result = MachineState::decode(&encode_parts(&fewer).unwrap());
+            assert_eq!(result.is_ok(), optional, "without part {n}");
+            let mut more = parts.clone();
+            more.push(gone);
+            assert!(MachineState::decode(&encode_parts(&more).unwrap()).is_err());
+        }
+        let mut strange = parts.clone();
+        strange.push(Part {
+            kind: 99,
+            version: 1,
+            payload: vec![],
+        });
+        assert!(matches!(
+            MachineState::decode(&encode_parts(&strange).unwrap()),
+            Err(StateError::UnknownPart { kind: 99, .. })
+        ));
+        let mut longer = parts;
+        longer[1].payload.push(0);
+        assert!(matches!(
+            MachineState::decode(&encode_parts(&longer).unwrap()),
+            Err(StateError::Trailing { .. })
+        ));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        #[test]
+        fn a_mutated_file_is_refused_and_never_panics(
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), 1u8..), 1..8),
+            cut in proptest::option::of(any::<prop::sample::Index>()),
+        ) {
+            let good = sample().encode().unwrap();
+            let mut bytes = good.clone();
+            for (at, by) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] ^= by;
+            }
+            if let Some(cut) = cut {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            prop_assume!(bytes != good);
+            prop_assert!(MachineState::decode(&bytes).is_err());
+            reseal(&mut bytes);
+            let _ = MachineState::decode(&bytes);
+        }
+    }
+}

@@ -50,6 +50,7 @@ impl Flavour {
                 "virtio_net",
                 "virtio_rng",
                 "virtio_balloon",
+                "pvpanic_mmio",
             ],
             Self::Machine => &[
                 "virtio_pci",

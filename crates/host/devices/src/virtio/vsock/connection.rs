@@ -300,3 +300,55 @@ fn would_block(error: &io::Error) -> bool {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(stream: UnixStream) -> Connection {
+        let ports = Ports { host: 1, guest: 2 };
+        stream.set_nonblocking(true).unwrap();
+        Connection::new(ports, Phase::Open, Some(stream))
+    }
+
+    #[test]
+    fn credit_is_right_when_the_counters_wrap() {
+        let (mut client, stream) = UnixStream::pair().unwrap();
+        let mut connection = open(stream);
+        connection.guest_alloc = 100;
+        connection.sent = u32::MAX - 10;
+        connection.guest_forwarded = u32::MAX - 10;
+        assert_eq!(connection.credit(), 100);
+        client.write_all(&[1; 60]).unwrap();
+        assert_eq!(connection.take(&mut [0; 100]), Taken::Data(60));
+        assert_eq!(connection.credit(), 40);
+
+        connection.forwarded = u32::MAX - 10;
+        connection.told = u32::MAX - 10;
+        assert!(connection.give(&[0; BUF_ALLOC as usize / 2]));
+        assert!(connection.owes_credit());
+        assert!(!connection.owes_credit());
+    }
+
+    #[test]
+    fn a_guest_that_lies_about_its_counters_gets_no_more_than_its_window() {
+        let (_client, stream) = UnixStream::pair().unwrap();
+        let mut connection = open(stream);
+        connection.guest_alloc = 1000;
+        connection.sent = 10;
+        connection.guest_forwarded = 5000;
+        assert_eq!(connection.credit(), 0);
+        connection.guest_alloc = u32::MAX;
+        assert!(connection.credit() < u32::MAX as usize);
+    }
+
+    #[test]
+    fn a_client_that_is_gone_breaks_the_connection() {
+        let (client, stream) = UnixStream::pair().unwrap();
+        let mut connection = open(stream);
+        drop(client);
+        assert!(connection.give(b"lost"));
+        assert!(connection.broken);
+        assert!(connection.check_hung_up());
+    }
+}

@@ -16,6 +16,11 @@ pub enum Step {
         /// What to expect.
         expectation: &'static str,
     },
+    /// It takes long; `forkd machine logs` shows how far it is.
+    StillBooting {
+        /// Since the wait began.
+        after: Duration,
+    },
     /// The agent has answered.
     Answered {
         /// After the start of QEMU.

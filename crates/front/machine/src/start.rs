@@ -25,7 +25,9 @@ const MAX_DEFAULT_CPUS: u32 = 8;
 pub const DEFAULT_API_PORT: u16 = 8889;
 /// How long a machine may take to answer. Seconds on an idle host; an emulated machine on a loaded
 /// one is slow.
-const BOOT_LIMIT: Duration = Duration::from_secs(240);
+const BOOT_LIMIT: Duration = Duration::from_secs(600);
+/// How often somebody who waits is told that it goes on.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a machine that has answered before may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
@@ -100,7 +102,7 @@ impl Machine {
         } else {
             BOOT_LIMIT
         };
-        self.await_agent(&record, limit).await?;
+        self.await_agent(&record, limit, progress).await?;
         if record.boot_ms.is_none() {
             self.open_port().await?;
             record.boot_ms = Some(unix_ms().saturating_sub(record.started_unix_ms));
@@ -186,7 +188,7 @@ impl Machine {
             boot_ms: None,
         };
         record.write(&self.layout.record())?;
-        self.await_agent(&record, BOOT_LIMIT).await?;
+        self.await_agent(&record, BOOT_LIMIT, progress).await?;
         let took = begin.elapsed();
         self.open_port().await?;
         record.boot_ms = Some(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
@@ -226,10 +228,17 @@ impl Machine {
 
     /// Waits until the agent answers. QEMU accepts connections before the machine does, so each
     /// attempt ends with an answer or its own time limit.
-    async fn await_agent(&self, record: &Record, limit: Duration) -> Result<Session, MachineError> {
-        const ATTEMPT: Duration = Duration::from_secs(3);
+    async fn await_agent(
+        &self,
+        record: &Record,
+        limit: Duration,
+        progress: &dyn Progress,
+    ) -> Result<Session, MachineError> {
+        const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
+        const LAST_ATTEMPT: Duration = Duration::from_secs(10);
         let token = seed::read_token(&self.layout.token())?;
-        let deadline = Instant::now() + limit;
+        let begin = Instant::now();
+        let mut told = begin;
         let mut pace = tokio::time::interval(Duration::from_millis(100));
         pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -239,9 +248,18 @@ impl Machine {
                     console: self.layout.console(),
                 });
             }
-            match Session::open(record.agent_port, &token, ATTEMPT).await {
+            // A connection made too early hangs, and an answer takes long on a loaded host.
+            let attempt = (FIRST_ATTEMPT + begin.elapsed() / 10).min(LAST_ATTEMPT);
+            match Session::open(record.agent_port, &token, attempt).await {
                 Ok(session) => return Ok(session),
-                Err(_) if Instant::now() < deadline => {}
+                Err(_) if begin.elapsed() < limit => {
+                    if told.elapsed() >= PATIENCE {
+                        told = Instant::now();
+                        progress.step(&Step::StillBooting {
+                            after: begin.elapsed(),
+                        });
+                    }
+                }
                 Err(_) => {
                     return Err(MachineError::NoAnswer {
                         waited: limit,

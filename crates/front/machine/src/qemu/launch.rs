@@ -126,6 +126,14 @@ fn arguments(launch: &Launch<'_>) -> Vec<OsString> {
         &disk("data", &layout.data_disk(), DiskUse::ReadWrite),
     ]);
     add(&["-device", "virtio-blk-pci,drive=data,serial=forkd-data"]);
+    add(&[
+        "-blockdev",
+        &disk("transfer", &layout.transfer_disk(), DiskUse::ReadOnly),
+    ]);
+    add(&[
+        "-device",
+        "virtio-blk-pci,drive=transfer,serial=forkd-transfer",
+    ]);
     args.extend([
         OsString::from("-kernel"),
         launch.image.kernel.clone().into_os_string(),
@@ -239,6 +247,14 @@ mod tests {
         let root: serde_json::Value = serde_json::from_str(value(&words, "-blockdev")).unwrap();
         assert_eq!(root["file"]["filename"], "/i, too/root.ext4");
         assert_eq!(root["read-only"], true);
+    }
+
+    #[test]
+    fn the_disks_have_names_to_find_them_by() {
+        let all = words(Accel::Tcg).join(" ");
+        for name in ["forkd-root", "forkd-data", "forkd-transfer"] {
+            assert!(all.contains(&format!("serial={name}")), "no {name}");
+        }
     }
 
     #[test]

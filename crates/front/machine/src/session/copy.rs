@@ -20,11 +20,12 @@ const LARGE: u64 = 256 * 1024;
 /// writes a new one, so that a program that runs can be replaced.
 const UNPACK: &str = r#"
 set -e
-for disk in /sys/block/vd*; do
-  [ "$(cat "$disk/serial" 2>/dev/null)" = forkd-transfer ] && break
+for found in /sys/block/vd*; do
+  if [ "$(cat "$found/serial")" = forkd-transfer ]; then disk=/dev/${found##*/}; fi
 done
+[ -n "$disk" ] || { echo "the transfer disk is missing" >&2; exit 1; }
 mkdir -p "$1"
-dd if="/dev/${disk##*/}" bs=1M count="$2" iflag=direct status=none | tar -x -C "$1" --no-same-owner
+dd if="$disk" bs=1M count="$2" iflag=direct status=none | tar -x -C "$1" --no-same-owner
 "#;
 
 impl Session {

@@ -81,6 +81,10 @@ impl Progress for Talk {
             Step::Booting { expectation } => {
                 self.ui.talk(format_args!("booting ({expectation}) …"))
             }
+            Step::StillBooting { after } => self.ui.talk(format_args!(
+                "still booting after {}; `forkd machine logs` shows how far it is",
+                seconds(*after)
+            )),
             Step::Answered { after } => {
                 self.ui.talk(format_args!(
                     "the machine answers after {}",

@@ -1,0 +1,374 @@
+//! What people see: text, streams and exit codes of commands that need no running machine.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A user with an empty home and no QEMU but those a test makes.
+struct User {
+    home: tempfile::TempDir,
+}
+
+impl User {
+    fn new() -> Self {
+        Self {
+            home: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forkd"));
+        command
+            .args(args)
+            .env_clear()
+            .env("HOME", self.home.path())
+            .stdin(Stdio::null());
+        // Tools such as mke2fs; the folder of the programs has none of ours.
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("FORKD_PROGRAMS", self.path("programs"));
+        command.env("FORKD_QEMU", self.path("qemu"));
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> String {
+        self.show(self.command(args).output().unwrap())
+    }
+
+    /// Exit code, stdout and stderr, with the home directory taken out.
+    fn show(&self, output: Output) -> String {
+        let text = |bytes: &[u8]| {
+            String::from_utf8_lossy(bytes)
+                .replace(&self.home.path().display().to_string(), "[HOME]")
+        };
+        format!(
+            "exit: {}\n--- stdout\n{}--- stderr\n{}",
+            output.status.code().unwrap_or(-1),
+            text(&output.stdout),
+            text(&output.stderr)
+        )
+    }
+
+    /// A QEMU that answers `--version`, and to everything else does what `script` says.
+    fn qemu(&self, version: &str, script: &str) {
+        let text = format!(
+            "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'QEMU emulator version {version}'; exit; fi\n{script}\n"
+        );
+        executable(&self.path("qemu"), &text);
+    }
+
+    /// A folder that passes for a machine image.
+    fn image(&self) -> PathBuf {
+        let folder = self.path("image");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("image.json"), r#"{"schema":1,"kernel":"6.12"}"#).unwrap();
+        for part in ["vmlinuz", "initramfs.cpio", "root.ext4"] {
+            fs::write(folder.join(part), "").unwrap();
+        }
+        folder
+    }
+}
+
+fn executable(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+const START: [&str; 6] = ["machine", "start", "--accel", "tcg", "--disk", "64M"];
+
+#[test]
+fn exec_without_a_machine() {
+    insta::assert_snapshot!(User::new().run(&["machine", "exec", "--", "true"]), @r#"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: machine "default" is not running
+
+    hint: start it with `forkd machine start`
+    "#);
+}
+
+#[test]
+fn the_hint_names_the_machine() {
+    insta::assert_snapshot!(User::new().run(&["machine", "shell", "--name", "other"]), @r#"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: machine "other" is not running
+
+    hint: start it with `forkd machine start --name other`
+    "#);
+}
+
+#[test]
+fn status_of_nothing() {
+    insta::assert_snapshot!(User::new().run(&["machine", "status"]), @r"
+    exit: 1
+    --- stdout
+    machine       default
+    state         absent (make one with `forkd machine start`)
+    files         [HOME]/.local/state/forkd/machine/default
+    --- stderr
+    ");
+}
+
+#[test]
+fn status_as_json() {
+    insta::assert_snapshot!(User::new().run(&["machine", "status", "--json"]), @r#"
+    exit: 1
+    --- stdout
+    {
+      "name": "default",
+      "state": "absent",
+      "folder": "[HOME]/.local/state/forkd/machine/default",
+      "console": "[HOME]/.local/state/forkd/machine/default/console.log",
+      "disk_used_mib": 0
+    }
+    --- stderr
+    "#);
+}
+
+#[test]
+fn stop_and_rm_of_nothing_are_fine() {
+    let user = User::new();
+    insta::assert_snapshot!(user.run(&["machine", "stop"]), @r"
+    exit: 0
+    --- stdout
+    --- stderr
+    machine default is not running
+    ");
+    insta::assert_snapshot!(user.run(&["machine", "rm"]), @r"
+    exit: 0
+    --- stdout
+    --- stderr
+    there is no machine default
+    ");
+}
+
+#[test]
+fn no_qemu() {
+    insta::assert_snapshot!(User::new().run(&START), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: qemu-system-x86_64 was not found
+
+    hint: run `make setup`, or install qemu-system-x86 (version 10 or newer); FORKD_QEMU names one elsewhere
+    ");
+}
+
+#[test]
+fn a_qemu_that_is_too_old() {
+    let user = User::new();
+    user.qemu("7.2.19 (Debian 1:7.2+dfsg-7)", "exit 1");
+    insta::assert_snapshot!(user.run(&START), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: [HOME]/qemu is version 7.2.19; version 10 or newer is needed
+
+    hint: run `make setup`: on Debian 12 a new QEMU comes from the backports suite; FORKD_QEMU names one elsewhere
+    ");
+}
+
+#[test]
+fn no_image_builder() {
+    let user = User::new();
+    user.qemu("10.0.2", "exit 1");
+    insta::assert_snapshot!(user.run(&START), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    looking for the machine image …
+    error: forkd-image was not found beside forkd or in PATH
+
+    hint: run `make build`, which leaves it beside forkd
+    ");
+}
+
+#[test]
+fn an_image_builder_that_fails() {
+    let user = User::new();
+    user.qemu("10.0.2", "exit 1");
+    fs::create_dir(user.path("programs")).unwrap();
+    executable(
+        &user.path("programs/forkd-image"),
+        "#!/bin/sh\necho 'fetching packages' >&2\necho 'error: no mirror' >&2\nexit 1\n",
+    );
+    insta::assert_snapshot!(user.run(&START), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    looking for the machine image …
+      fetching packages
+      error: no mirror
+    error: the machine image could not be built: fetching packages; error: no mirror
+    ");
+}
+
+#[test]
+fn a_taken_port() {
+    let user = User::new();
+    user.qemu(
+        "10.0.2",
+        "echo \"qemu: Could not set up host forwarding rule 'tcp'\" >&2; exit 1",
+    );
+    let output = user
+        .command(&START)
+        .env("FORKD_MACHINE_IMAGE", user.image())
+        .output()
+        .unwrap();
+    insta::assert_snapshot!(user.show(output), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    looking for the machine image …
+    booting (software emulation: correct, about 15 times slower) …
+    error: port 8889 of 127.0.0.1 is in use
+
+    hint: choose another with --port, or let one be chosen with --port 0
+    ");
+    // Nothing of the attempt is left but the disk, and the console if there was one.
+    let folder = user.path(".local/state/forkd/machine/default");
+    let mut left: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["data.img"]);
+}
+
+#[test]
+fn a_record_of_a_machine_that_is_gone() {
+    let user = User::new();
+    let folder = user.path(".local/state/forkd/machine/default");
+    fs::create_dir_all(&folder).unwrap();
+    let record = r#"{"schema":1,"instance":"i","qemu":{"pid":1,"start_ticks":99999999999},"qemu_version":"10",
+        "accel":"tcg","accel_reason":"","cpus":1,"memory":1,"disk":1,"api_port":1,"agent_port":1,"image":"",
+        "started_unix_ms":1}"#;
+    fs::write(folder.join("machine.json"), record).unwrap();
+    fs::write(folder.join("qemu.pid"), "1\n").unwrap();
+    let shown = user.run(&["machine", "status"]);
+    assert!(shown.contains("state         stopped\n"), "{shown}");
+    let stopped = user.run(&["machine", "stop"]);
+    assert!(
+        stopped.contains("machine default is not running"),
+        "{stopped}"
+    );
+    assert!(!folder.join("machine.json").exists());
+}
+
+#[test]
+fn a_record_that_cannot_be_read() {
+    let user = User::new();
+    let folder = user.path(".local/state/forkd/machine/default");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("machine.json"), r#"{"schema":9}"#).unwrap();
+    insta::assert_snapshot!(user.run(&["machine", "status"]), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: the record [HOME]/.local/state/forkd/machine/default/machine.json is not readable
+      caused by: it has format 9; this version reads format 1
+
+    hint: remove the machine with `forkd machine rm --force`
+    ");
+    let removed = user.run(&["machine", "rm", "--force"]);
+    assert!(removed.contains("machine default is removed"), "{removed}");
+    assert!(!folder.exists());
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    let user = User::new();
+    for args in [
+        &["machine", "start", "--accel", "warp"][..],
+        &["machine", "start", "--memory", "lots"],
+        &["machine", "start", "--name", "../x"],
+        &["machine", "exec"],
+        &["machine"],
+        &["frobnicate"],
+        &[],
+    ] {
+        let output = user.command(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty(), "{args:?} wrote to stdout");
+    }
+}
+
+#[test]
+fn where_things_are() {
+    let user = User::new();
+    insta::assert_snapshot!(user.run(&["where"]), @r"
+    exit: 0
+    --- stdout
+    [HOME]/.local/share/forkd
+    --- stderr
+    ");
+    let output = user
+        .command(&["where"])
+        .env_remove("HOME")
+        .output()
+        .unwrap();
+    insta::assert_snapshot!(user.show(output), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: no home directory: neither HOME nor the XDG variables are set
+
+    hint: set HOME, or XDG_DATA_HOME, XDG_CACHE_HOME, XDG_STATE_HOME and XDG_CONFIG_HOME
+    ");
+}
+
+#[test]
+fn completions_and_manual_know_every_command() {
+    let user = User::new();
+    for args in [
+        &["completions", "bash"][..],
+        &["completions", "fish"],
+        &["man"],
+    ] {
+        let output = user.command(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("machine"), "{args:?} does not know machine");
+    }
+    let folder = user.path("man");
+    let output = user
+        .command(&["man", "--out", folder.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert!(folder.join("forkd-machine-start.1").exists());
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let user = User::new();
+    for args in [&["completions", "zsh"][..], &["man"], &["where", "--json"]] {
+        let mut child = user
+            .command(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert!(
+            output.stderr.is_empty(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn colour_is_for_terminals() {
+    let shown = User::new().run(&["machine", "exec", "--", "true"]);
+    assert!(!shown.contains('\x1b'), "{shown:?}");
+}

@@ -78,7 +78,10 @@ fn executable(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-const START: [&str; 6] = ["machine", "start", "--accel", "tcg", "--disk", "64M"];
+/// A port that nothing listens on, and that is not the default, which somebody may use.
+const START: [&str; 8] = [
+    "machine", "start", "--accel", "tcg", "--disk", "64M", "--port", "47113",
+];
 
 #[test]
 fn exec_without_a_machine() {
@@ -228,7 +231,7 @@ fn a_taken_port() {
     --- stderr
     looking for the machine image …
     booting (software emulation: correct, about 15 times slower) …
-    error: port 8889 of 127.0.0.1 is in use
+    error: port 47113 of 127.0.0.1 is in use
 
     hint: choose another with --port, or let one be chosen with --port 0
     ");

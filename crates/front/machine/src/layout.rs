@@ -54,6 +54,11 @@ impl Layout {
         self.root.join("console.log")
     }
 
+    /// What QEMU itself complains about.
+    pub(crate) fn qemu_log(&self) -> PathBuf {
+        self.root.join("qemu.log")
+    }
+
     /// The image's initramfs with the secret added.
     pub(crate) fn initrd(&self) -> PathBuf {
         self.root.join("initrd")

@@ -1,5 +1,7 @@
 //! Starting a machine, or seeing to it that it runs.
 
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forkd_types::MiB;
@@ -141,6 +143,8 @@ impl Machine {
         progress: &dyn Progress,
     ) -> Result<Started, MachineError> {
         let qemu = Qemu::find(&self.dirs)?;
+        let wanted_port = options.api_port.unwrap_or(DEFAULT_API_PORT);
+        check_port(wanted_port)?;
         let (accel, accel_reason) = accel::choose(options.accel, forkd_probe::probe)?;
         progress.step(&Step::Image);
         let image = Image::ensure(progress).await?;
@@ -158,7 +162,7 @@ impl Machine {
             accel,
             cpus: options.cpus.unwrap_or_else(default_cpus),
             memory: options.memory.unwrap_or_else(default_memory),
-            api_port: options.api_port.unwrap_or(DEFAULT_API_PORT),
+            api_port: wanted_port,
         };
         progress.step(&Step::Booting {
             expectation: accel.expectation(),
@@ -340,6 +344,16 @@ fn differences(record: &Record, options: &StartOptions) -> Vec<String> {
     found
 }
 
+/// Says early what QEMU would say late, after an image was made.
+fn check_port(port: u16) -> Result<(), MachineError> {
+    match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            Err(MachineError::PortInUse { port })
+        }
+        _ => Ok(()),
+    }
+}
+
 fn default_cpus() -> u32 {
     let host = std::thread::available_parallelism().map_or(2, |count| count.get() as u32);
     host.clamp(2, MAX_DEFAULT_CPUS)
@@ -357,4 +371,22 @@ pub(crate) fn unix_ms() -> u64 {
         .map_or(0, |since| {
             u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_port_is_seen_before_anything_is_built() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(matches!(
+            check_port(port),
+            Err(MachineError::PortInUse { .. })
+        ));
+        drop(listener);
+        assert!(check_port(port).is_ok());
+        assert!(check_port(0).is_ok());
+    }
 }

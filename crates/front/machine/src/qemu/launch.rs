@@ -41,6 +41,8 @@ pub struct Launch<'a> {
 
 /// Starts QEMU in the background and returns when it has opened its files, sockets and ports.
 pub fn launch(qemu: &Qemu, launch: &Launch<'_>) -> Result<ProcessIdentity, MachineError> {
+    let log = launch.layout.qemu_log();
+    let _ = fs::remove_file(&log);
     let output = Command::new(&qemu.program)
         .args(arguments(launch))
         // Sockets are named relative to it: an absolute path may be too long for an address.
@@ -51,10 +53,10 @@ pub fn launch(qemu: &Qemu, launch: &Launch<'_>) -> Result<ProcessIdentity, Machi
             message: error.to_string(),
         })?;
     if !output.status.success() {
-        return Err(explain(
-            &String::from_utf8_lossy(&output.stderr),
-            launch.api_port,
-        ));
+        // Which of the two it complains to depends on how far it got.
+        let mut said = String::from_utf8_lossy(&output.stderr).into_owned();
+        said.push_str(&fs::read_to_string(&log).unwrap_or_default());
+        return Err(explain(&said, launch.api_port));
     }
     running(launch.layout).ok_or_else(|| MachineError::DiedBooting {
         console: launch.layout.console(),

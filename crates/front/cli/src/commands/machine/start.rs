@@ -53,15 +53,12 @@ fn report(ui: &Ui, name: &str, started: &Started) {
     } else {
         "runs"
     };
-    let daemon = if started.daemon {
-        "daemon on"
+    let port = started.api_port;
+    ui.talk(if started.daemon {
+        format!("machine {name} {how}; the daemon is at http://127.0.0.1:{port}")
     } else {
-        "no daemon; port"
-    };
-    ui.talk(format_args!(
-        "machine {name} {how}; {daemon} http://127.0.0.1:{}",
-        started.api_port
-    ));
+        format!("machine {name} {how}; it has no daemon (its port would be 127.0.0.1:{port})")
+    });
 }
 
 /// Says what the start is doing.

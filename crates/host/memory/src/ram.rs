@@ -13,6 +13,8 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::{GuestMemory, PAGE_SIZE, RamLayout, RamRegion};
 
+const HUGE_PAGE: usize = 2 << 20;
+
 /// Why guest memory is not what was asked for.
 #[derive(Debug, Error)]
 pub enum MemoryError {
@@ -163,9 +165,10 @@ unsafe impl Sync for GuestRam {}
 impl GuestRam {
     /// Reserves address space without any memory behind it.
     pub fn reserve(layout: RamLayout) -> Result<Self, MemoryError> {
-        let len = layout.bytes() as usize;
+        // Room to begin at a multiple of a huge page, so that the guest's huge pages can be the host's.
+        let len = layout.bytes() as usize + HUGE_PAGE;
         // SAFETY: a new mapping at an address the kernel chooses; nothing can be overwritten.
-        let base = unsafe {
+        let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 len,
@@ -175,12 +178,16 @@ impl GuestRam {
                 0,
             )
         };
-        let base = NonNull::new(base.cast::<u8>())
+        let base = NonNull::new(start.cast::<u8>())
             .filter(|p| p.as_ptr().cast() != libc::MAP_FAILED)
             .ok_or_else(|| MemoryError::Reserve {
                 bytes: layout.bytes(),
                 source: io::Error::last_os_error(),
             })?;
+        let skip = base.as_ptr().align_offset(HUGE_PAGE);
+        // SAFETY: the mapping is longer than what is used by a whole huge page, which is more than is
+        // skipped.
+        let base = unsafe { base.add(skip) };
         let memory = describe(base, layout)?;
         Ok(Self {
             base,
@@ -213,10 +220,13 @@ impl GuestRam {
         }
     }
 
-    /// Maps fresh zero pages.
+    /// Maps fresh zero pages, in huge pages where the host has them: a kernel that boots touches most of
+    /// what it touches for the first time.
     pub fn map_zero(&self) -> Result<(), MemoryError> {
         self.require_reserved()?;
         self.map_fixed(0, self.layout.bytes(), None)?;
+        // Without them it is only slower.
+        let _ = self.advise(0, self.layout.bytes(), libc::MADV_HUGEPAGE);
         self.backing
             .set(Backing::Anonymous)
             .map_err(|_| MemoryError::Mapped)

@@ -6,7 +6,9 @@
 
 mod args;
 mod commands;
+mod daemon;
 mod error;
+mod table;
 mod ui;
 
 use std::process::ExitCode;

@@ -1,9 +1,30 @@
 //! What each subcommand does. One file per subcommand, each with a `run`.
 
+mod branch;
 mod completions;
+mod cp;
+mod doctor;
+mod eval;
+mod exec;
+mod fork;
+mod images;
+mod kill;
+mod logs;
+mod ls;
 mod machine;
 mod man;
+mod ping;
+mod quickstart;
+mod rmi;
+mod run;
+mod shell;
+mod snapshot;
+mod snapshot_compact;
+mod snapshot_diff;
+mod snapshot_info;
+mod spawn;
 mod r#where;
+mod workspace;
 
 use crate::args::{Cli, Command};
 use crate::error::CliResult;
@@ -12,6 +33,27 @@ use crate::ui::Ui;
 /// Runs what was asked for.
 pub fn run(cli: Cli, ui: &Ui) -> CliResult {
     match cli.command {
+        Command::Quickstart(args) => quickstart::run(&args, ui),
+        Command::Snapshot(args) => snapshot::run(*args, ui),
+        Command::Fork(args) => fork::run(&args, ui),
+        Command::Spawn(args) => spawn::run(args, ui),
+        Command::Run(args) => run::run(&args, ui),
+        Command::Exec(args) => exec::run(&args, ui),
+        Command::Eval(args) => eval::run(&args, ui),
+        Command::Ping(args) => ping::run(&args, ui),
+        Command::Shell(args) => shell::run(args, ui),
+        Command::Cp(args) => cp::run(&args, ui),
+        Command::Logs(args) => logs::run(&args, ui),
+        Command::Ls(args) => ls::run(&args, ui),
+        Command::Kill(args) => kill::run(args, ui),
+        Command::Branch(args) => branch::run(args, ui),
+        Command::Images(args) => images::run(&args, ui),
+        Command::Rmi(args) => rmi::run(&args, ui),
+        Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),
+        Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),
+        Command::SnapshotCompact(args) => snapshot_compact::run(&args, ui),
+        Command::Workspace(args) => workspace::run(args, ui),
+        Command::Doctor(args) => doctor::run(&args, ui),
         Command::Machine(args) => machine::run(args, ui),
         Command::Where(args) => r#where::run(&args, ui),
         Command::Completions(args) => completions::run(&args, ui),

@@ -1,0 +1,22 @@
+//! How the daemon is found.
+
+use clap::Args;
+
+/// Where the daemon is; every command that talks to it has these.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Daemon")]
+pub struct DaemonArgs {
+    /// http://HOST:PORT, https://HOST:PORT or unix:///PATH [default: the local socket if there is one, else
+    /// http://127.0.0.1:8889]
+    #[arg(long, env = "FORKD_URL", value_name = "URL", global = true)]
+    pub daemon_url: Option<String>,
+    /// Bearer token
+    #[arg(
+        long,
+        env = "FORKD_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true,
+        global = true
+    )]
+    pub daemon_token: Option<String>,
+}

@@ -1,0 +1,16 @@
+//! `forkd doctor`
+
+use clap::Args;
+
+use super::DaemonArgs;
+
+/// Arguments of `forkd doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code 1 if a check failed; a warning is not a failure.")]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}

@@ -1,0 +1,126 @@
+//! Disk, programs, the machine.
+
+use std::path::{Path, PathBuf};
+
+use super::Check;
+
+const GIB: u64 = 1 << 30;
+
+pub fn checks() -> Vec<Check> {
+    let data = data_dir();
+    vec![space(&data), reflink(&data), programs(), qemu()]
+}
+
+/// Where a daemon of this user would keep its data, or the nearest directory above that exists.
+fn data_dir() -> PathBuf {
+    let wanted = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/var/lib/forkd")
+    } else {
+        forkd_machine::dirs::Dirs::of_user().map_or_else(|| "/".into(), |dirs| dirs.data)
+    };
+    wanted
+        .ancestors()
+        .find(|path| path.exists())
+        .map_or_else(|| "/".into(), Path::to_owned)
+}
+
+fn space(dir: &Path) -> Check {
+    let Ok(fs) = rustix::fs::statvfs(dir) else {
+        return Check::skip(
+            "disk space",
+            format!("{} cannot be looked at", dir.display()),
+        );
+    };
+    let free = fs.f_bavail.saturating_mul(fs.f_frsize);
+    let detail = format!(
+        "{:.1} GiB free at {}",
+        free as f64 / GIB as f64,
+        dir.display()
+    );
+    match free {
+        free if free >= 5 * GIB => Check::pass("disk space", detail),
+        free if free >= GIB => Check::warn("disk space", detail, "a snapshot takes 0.1 to 2 GiB"),
+        _ => Check::fail(
+            "disk space",
+            detail,
+            "make room, or keep data elsewhere (--data-dir)",
+        ),
+    }
+}
+
+/// File systems that can share blocks between files.
+fn reflink(dir: &Path) -> Check {
+    const BTRFS: u64 = 0x9123_683e;
+    const XFS: u64 = 0x5846_5342;
+    const BCACHEFS: u64 = 0xca45_1a4e;
+    match rustix::fs::statfs(dir) {
+        Ok(fs) if [BTRFS, XFS, BCACHEFS].contains(&(fs.f_type as u64)) => Check::pass(
+            "reflink",
+            format!("the file system of {} can share blocks", dir.display()),
+        ),
+        Ok(_) => Check::warn(
+            "reflink",
+            format!("the file system of {} copies", dir.display()),
+            "importing a disk takes its size once; btrfs and XFS share blocks",
+        ),
+        Err(error) => Check::skip("reflink", error.to_string()),
+    }
+}
+
+fn programs() -> Check {
+    let here = std::env::current_exe().ok();
+    let beside = |name: &str| {
+        here.as_ref()
+            .is_some_and(|path| path.with_file_name(name).is_file())
+    };
+    let missing: Vec<&str> = [
+        "forkd-controller",
+        "forkd-spawn",
+        "forkd-vmm",
+        "forkd-image",
+    ]
+    .into_iter()
+    .filter(|name| !beside(name))
+    .collect();
+    if missing.is_empty() {
+        Check::pass(
+            "programs",
+            "forkd-controller, forkd-spawn, forkd-vmm and forkd-image are beside forkd",
+        )
+    } else {
+        Check::warn(
+            "programs",
+            format!("not beside forkd: {}", missing.join(", ")),
+            "a daemon on this host needs them; talking to another host does not",
+        )
+    }
+}
+
+fn qemu() -> Check {
+    let output = std::process::Command::new("qemu-system-x86_64")
+        .arg("--version")
+        .output();
+    let Ok(output) = output else {
+        return Check::skip("qemu", "not installed; only `forkd machine` needs it");
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text
+        .split_whitespace()
+        .skip_while(|word| *word != "version")
+        .nth(1)
+        .unwrap_or("unknown");
+    let major: u32 = version
+        .split('.')
+        .next()
+        .and_then(|part| part.parse().ok())
+        .unwrap_or(0);
+    if major >= 9 {
+        Check::pass("qemu", version)
+    } else {
+        Check::warn(
+            "qemu",
+            version,
+            "QEMU before 9 corrupts guests of an emulated machine; only `forkd machine` needs it",
+        )
+    }
+}

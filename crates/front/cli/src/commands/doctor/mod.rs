@@ -1,0 +1,154 @@
+//! `forkd doctor`: what this host can do, and what to mend.
+
+mod daemon;
+mod files;
+mod kernel;
+mod resources;
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args::DoctorArgs;
+use crate::daemon::block_on;
+use crate::error::{CliResult, Exit};
+use crate::ui::Ui;
+
+/// How a check ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should be.
+    Pass,
+    /// It works, with a drawback.
+    Warn,
+    /// It does not work.
+    Fail,
+    /// It could not be looked at, or does not matter here.
+    Skip,
+}
+
+impl Verdict {
+    fn glyph(self) -> &'static str {
+        match self {
+            Self::Pass => "✓",
+            Self::Warn => "⚠",
+            Self::Fail => "✗",
+            Self::Skip => "·",
+        }
+    }
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What is checked.
+    pub name: &'static str,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// What was seen.
+    pub detail: String,
+    /// How to mend it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<&'static str>,
+}
+
+impl Check {
+    /// As it should be.
+    pub fn pass(name: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(name, Verdict::Pass, detail, None)
+    }
+
+    /// It works, with a drawback.
+    pub fn warn(name: &'static str, detail: impl Into<String>, hint: &'static str) -> Self {
+        Self::new(name, Verdict::Warn, detail, Some(hint))
+    }
+
+    /// It does not work.
+    pub fn fail(name: &'static str, detail: impl Into<String>, hint: &'static str) -> Self {
+        Self::new(name, Verdict::Fail, detail, Some(hint))
+    }
+
+    /// It could not be looked at.
+    pub fn skip(name: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(name, Verdict::Skip, detail, None)
+    }
+
+    fn new(
+        name: &'static str,
+        verdict: Verdict,
+        detail: impl Into<String>,
+        hint: Option<&'static str>,
+    ) -> Self {
+        Self {
+            name,
+            verdict,
+            detail: detail.into(),
+            hint,
+        }
+    }
+}
+
+/// Runs `forkd doctor`.
+pub fn run(args: &DoctorArgs, ui: &Ui) -> CliResult {
+    let mut checks = kernel::checks();
+    checks.extend(resources::checks());
+    checks.extend(files::checks());
+    block_on(async {
+        checks.extend(daemon::checks(&args.daemon).await);
+        let count = |verdict| {
+            checks
+                .iter()
+                .filter(|check| check.verdict == verdict)
+                .count()
+        };
+        let failed = count(Verdict::Fail);
+        if args.json {
+            ui.json(&json!({
+                "checks": checks,
+                "pass": count(Verdict::Pass),
+                "warn": count(Verdict::Warn),
+                "fail": failed,
+                "skip": count(Verdict::Skip),
+            }))?;
+        } else {
+            for check in &checks {
+                ui.line(format_args!(
+                    "{} {:18} {}",
+                    check.verdict.glyph(),
+                    check.name,
+                    check.detail
+                ))?;
+                if let Some(hint) = check.hint {
+                    ui.line(format_args!("  → {hint}"))?;
+                }
+            }
+            ui.line(format_args!(
+                "pass={} warn={} fail={failed} skip={}",
+                count(Verdict::Pass),
+                count(Verdict::Warn),
+                count(Verdict::Skip)
+            ))?;
+        }
+        Ok(if failed > 0 { Exit::FAILURE } else { Exit::OK })
+    })
+}
+
+/// The first line of a file, trimmed.
+pub fn read(path: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    Some(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+/// The number in a file.
+pub fn number(path: &str) -> Option<u64> {
+    read(path)?.parse().ok()
+}
+
+/// A line of `/proc/meminfo`, in KiB or plain.
+pub fn meminfo(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(&format!("{key}:")))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}

@@ -1,0 +1,122 @@
+//! `forkd fork`: children that live as long as the command.
+
+use std::time::{Duration, Instant};
+
+use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo, SandboxState};
+use forkd_client::Client;
+use futures::StreamExt;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::spawn::outcome;
+use crate::args::ForkArgs;
+use crate::daemon::{block_on, connect, failed};
+use crate::error::CliResult;
+use crate::ui::Ui;
+
+/// Requests to end a child that are under way at once.
+const PARALLEL: usize = 32;
+/// Past the time asked for, after which the daemon deletes children that this command could not.
+const SLACK: u64 = 60;
+
+/// Runs `forkd fork`.
+pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
+    let client = connect(&args.daemon)?;
+    block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let started = Instant::now();
+        let children = start(&client, args).await?;
+        let wall = started.elapsed();
+        let alive = children
+            .iter()
+            .filter(|child| child.state != SandboxState::Failed)
+            .count();
+        report(args, ui, &children, wall, alive)?;
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(args.settle_secs)) => {}
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+        let exit = outcome(&children);
+        end(&client, children).await;
+        Ok(exit)
+    })
+}
+
+async fn start(
+    client: &Client,
+    args: &ForkArgs,
+) -> Result<Vec<SandboxInfo>, crate::error::CliError> {
+    let timeout_secs = Some(args.settle_secs.saturating_add(SLACK));
+    match (&args.tag, &args.sandbox) {
+        (_, Some(id)) => {
+            let request = ForkRequest {
+                n: args.n,
+                timeout_secs,
+                labels: std::collections::BTreeMap::new(),
+            };
+            client.fork(id, &request).await.map_err(failed)
+        }
+        (tag, None) => {
+            let request = CreateSandboxes {
+                snapshot_tag: tag.clone().unwrap_or_default(),
+                n: args.n,
+                per_child_netns: args.per_child_netns,
+                memory_limit_mib: args.memory_limit_mib,
+                wait: true,
+                timeout_secs,
+                ..CreateSandboxes::default()
+            };
+            client.spawn(&request).await.map_err(failed)
+        }
+    }
+}
+
+fn report(
+    args: &ForkArgs,
+    ui: &Ui,
+    children: &[SandboxInfo],
+    wall: Duration,
+    alive: usize,
+) -> std::io::Result<()> {
+    let mut ready: Vec<f64> = children
+        .iter()
+        .filter_map(|child| child.ready_us)
+        .map(|us| us as f64 / 1000.0)
+        .collect();
+    ready.sort_by(f64::total_cmp);
+    let at = |share: f64| {
+        let last = ready.len().saturating_sub(1);
+        ready
+            .get((last as f64 * share).round() as usize)
+            .copied()
+            .unwrap_or(0.0)
+    };
+    let wall_ms = wall.as_secs_f64() * 1000.0;
+    if args.json {
+        return ui.json(&json!({
+            "n": children.len(),
+            "alive": alive,
+            "wall_ms": wall_ms,
+            "ready_ms": { "p50": at(0.5), "p99": at(0.99), "max": at(1.0) },
+            "ids": children.iter().map(|child| &child.id).collect::<Vec<_>>(),
+        }));
+    }
+    ui.line(format_args!(
+        "agent answered: p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
+        at(0.5),
+        at(0.99),
+        at(1.0)
+    ))?;
+    ui.line(format_args!("total wall-clock: {wall_ms:.0} ms"))?;
+    ui.line(format_args!("{alive} / {} children alive", children.len()))
+}
+
+async fn end(client: &Client, children: Vec<SandboxInfo>) {
+    futures::stream::iter(children)
+        .for_each_concurrent(PARALLEL, |child| async move {
+            // One that failed or expired is gone already.
+            let _ = client.kill(&child.id).await;
+        })
+        .await;
+}

@@ -1,0 +1,66 @@
+//! `forkd snapshot`: a parent under a name.
+
+use anyhow::{Context, anyhow};
+use forkd_api::{BranchMode, BranchRequest, CreateSnapshot};
+
+use super::branch::show;
+use crate::args::SnapshotArgs;
+use crate::daemon::{block_on, connect, failed};
+use crate::error::{CliError, CliResult, Exit};
+use crate::ui::Ui;
+
+/// Runs `forkd snapshot`.
+pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
+    let client = connect(&args.daemon)?;
+    let json = args.json;
+    if let Some(id) = args.from_sandbox {
+        let request = BranchRequest {
+            tag: args.tag,
+            mode: Some(if args.diff {
+                BranchMode::Diff
+            } else {
+                BranchMode::Live
+            }),
+            wait: !args.no_wait,
+            ..BranchRequest::default()
+        };
+        return block_on(async {
+            let made = client.branch(&id, &request).await.map_err(failed)?;
+            show(&made, json, ui)?;
+            Ok(Exit::OK)
+        });
+    }
+    if args.image.is_none() && args.rootfs.is_none() {
+        return Err(CliError::from(anyhow!(
+            "nothing to boot from: neither --image nor --rootfs is given"
+        ))
+        .with_hint("`forkd images --images` lists the images there are"));
+    }
+    let warmup = match &args.warmup {
+        Some(text) => shell_words::split(text).context("--warmup cannot be split into words")?,
+        None => Vec::new(),
+    };
+    let request = CreateSnapshot {
+        tag: args.tag.unwrap_or_default(),
+        kernel: args.kernel,
+        rootfs: args.rootfs,
+        image: args.image,
+        initramfs: None,
+        rw: args.rw,
+        tap: args.tap,
+        boot_wait_secs: args.boot_wait_secs,
+        mem_size_mib: args.mem_size_mib,
+        vcpus: args.vcpus,
+        warmup,
+        warmup_code: args.warmup_code,
+        ready_timeout_secs: args.ready_timeout_secs,
+        wait: true,
+        labels: std::collections::BTreeMap::new(),
+    };
+    block_on(async {
+        ui.aside("booting the parent, warming it up, freezing it …");
+        let made = client.create_snapshot(&request).await.map_err(failed)?;
+        show(&made, json, ui)?;
+        Ok(Exit::OK)
+    })
+}

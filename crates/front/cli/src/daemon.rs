@@ -1,0 +1,86 @@
+//! Finding and asking the daemon.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use forkd_api::{DEFAULT_URL, ErrorCode};
+use forkd_client::{Client, Error, Target};
+
+use crate::args::DaemonArgs;
+use crate::error::{CliError, CliResult};
+
+/// The name of the daemon's socket in its run directory.
+const SOCKET: &str = "forkd/forkd.sock";
+
+/// A connection to the daemon that was named, or to the one of this host.
+pub fn connect(args: &DaemonArgs) -> Result<Client, CliError> {
+    let target: Target = match &args.daemon_url {
+        Some(url) => url.parse().map_err(|error| failed(Error::Target(error)))?,
+        None => match local_socket() {
+            Some(path) => Target::Unix(path),
+            None => DEFAULT_URL
+                .parse()
+                .map_err(|error| failed(Error::Target(error)))?,
+        },
+    };
+    Client::new(&target, args.daemon_token.clone()).map_err(failed)
+}
+
+fn local_socket() -> Option<PathBuf> {
+    let user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    [Some(PathBuf::from("/run")), user]
+        .into_iter()
+        .flatten()
+        .map(|dir| dir.join(SOCKET))
+        .find(|path| path.exists())
+}
+
+/// Runs the asynchronous part of a command.
+pub fn block_on(work: impl Future<Output = CliResult>) -> CliResult {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?
+        .block_on(work)
+}
+
+/// What the daemon said, with a hint.
+pub fn failed(error: Error) -> CliError {
+    let hint = match &error {
+        Error::Unreachable { target, .. } => Some(start_hint(target)),
+        Error::Refused { .. } if error.code() == Some(ErrorCode::MissingToken) => {
+            Some("set FORKD_TOKEN or give --daemon-token".to_owned())
+        }
+        other => other.hint().map(str::to_owned),
+    };
+    let error = CliError::from(anyhow::Error::from(error));
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
+fn start_hint(target: &str) -> String {
+    let elsewhere = if target == DEFAULT_URL {
+        ""
+    } else {
+        ", or name another one with --daemon-url or FORKD_URL"
+    };
+    format!(
+        "start one with `forkd-controller serve`, or `forkd machine start` on a host without KVM{elsewhere}"
+    )
+}
+
+/// `KEY=VALUE` pairs.
+pub fn pairs(texts: &[String]) -> Result<BTreeMap<String, String>, CliError> {
+    texts
+        .iter()
+        .map(|text| {
+            text.split_once('=')
+                .filter(|(key, _)| !key.is_empty())
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .ok_or_else(|| CliError::from(anyhow!("{text:?} is not KEY=VALUE")))
+        })
+        .collect()
+}

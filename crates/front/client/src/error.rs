@@ -1,0 +1,64 @@
+//! Why a request did not succeed.
+
+use forkd_api::{ErrorBody, ErrorCode};
+use thiserror::Error as ThisError;
+
+use crate::InvalidTarget;
+
+/// Why a request did not succeed.
+#[derive(Debug, ThisError)]
+pub enum Error {
+    /// The address cannot be used.
+    #[error("the daemon's address cannot be used")]
+    Target(#[from] InvalidTarget),
+    /// The client could not be set up.
+    #[error("the HTTP client cannot be set up")]
+    Setup(#[source] reqwest::Error),
+    /// Nobody answered.
+    #[error("no daemon answers at {target}")]
+    Unreachable {
+        /// Where.
+        target: String,
+        /// What happened.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The connection ended in the middle.
+    #[error("the daemon's answer was cut off")]
+    CutOff(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The daemon said no.
+    #[error("{}", body.error)]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// What it said.
+        body: ErrorBody,
+    },
+    /// The answer is not what the API describes.
+    #[error("the daemon's answer does not parse (HTTP {status})")]
+    BadAnswer {
+        /// HTTP status.
+        status: u16,
+        /// Why not.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+impl Error {
+    /// The daemon's code, if it answered.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Refused { body, .. } => Some(body.code),
+            _ => None,
+        }
+    }
+
+    /// What to do about it, if the daemon said so.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::Refused { body, .. } => body.hint.as_deref(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What happens inside a sandbox.
+
+use bytes::Bytes;
+use forkd_api::routes::{self, fill, push_escaped};
+use forkd_api::{
+    EvalRequest, EvalResponse, EventInfo, ExecFrame, ExecRequest, ExecResponse, FileEntry,
+    PingResponse, WriteResult,
+};
+use futures::{Stream, StreamExt};
+use reqwest::Method;
+
+use crate::stream::Frames;
+use crate::{Client, Error};
+
+fn with_path(route: &str, id: &str, path: &str) -> String {
+    let mut url = fill(route, &[id]);
+    url.push_str("?path=");
+    push_escaped(&mut url, path);
+    url
+}
+
+impl Client {
+    /// Asks the agent whether it is there.
+    pub async fn ping(&self, id: &str) -> Result<PingResponse, Error> {
+        self.json(self.request(Method::POST, &fill(routes::PING, &[id])))
+            .await
+    }
+
+    /// Runs a command to its end.
+    pub async fn exec(&self, id: &str, request: &ExecRequest) -> Result<ExecResponse, Error> {
+        self.json(self.post(&fill(routes::EXEC, &[id]), request))
+            .await
+    }
+
+    /// Runs a command and gives its output as it comes.
+    pub async fn exec_stream(
+        &self,
+        id: &str,
+        request: &ExecRequest,
+    ) -> Result<Frames<ExecFrame>, Error> {
+        let response = self
+            .send(self.post(&fill(routes::EXEC_STREAM, &[id]), request))
+            .await?;
+        Ok(Frames::new(response))
+    }
+
+    /// Evaluates code in the warm interpreter.
+    pub async fn eval(&self, id: &str, code: &str) -> Result<EvalResponse, Error> {
+        let request = EvalRequest {
+            code: code.to_owned(),
+            timeout_secs: None,
+        };
+        self.json(self.post(&fill(routes::EVAL, &[id]), &request))
+            .await
+    }
+
+    /// The end of a sandbox's console.
+    pub async fn logs(&self, id: &str, tail: Option<u64>) -> Result<Bytes, Error> {
+        let mut path = fill(routes::LOGS, &[id]);
+        if let Some(tail) = tail {
+            path.push_str(&format!("?tail={tail}"));
+        }
+        let response = self.send(self.get(&path)).await?;
+        response
+            .bytes()
+            .await
+            .map_err(|error| Error::CutOff(Box::new(error)))
+    }
+
+    /// Reads a file as it comes.
+    pub async fn read_file(
+        &self,
+        id: &str,
+        path: &str,
+    ) -> Result<impl Stream<Item = Result<Bytes, Error>> + use<>, Error> {
+        let response = self
+            .send(self.get(&with_path(routes::FILES, id, path)))
+            .await?;
+        Ok(response
+            .bytes_stream()
+            .map(|chunk| chunk.map_err(|error| Error::CutOff(Box::new(error)))))
+    }
+
+    /// Writes a file.
+    pub async fn write_file(
+        &self,
+        id: &str,
+        path: &str,
+        mode: Option<u32>,
+        content: reqwest::Body,
+    ) -> Result<WriteResult, Error> {
+        let mut url = with_path(routes::FILES, id, path);
+        if let Some(mode) = mode {
+            url.push_str(&format!("&mode={mode:o}"));
+        }
+        self.json(self.request(Method::PUT, &url).body(content))
+            .await
+    }
+
+    /// Lists a directory.
+    pub async fn list_files(&self, id: &str, path: &str) -> Result<Vec<FileEntry>, Error> {
+        self.json(self.get(&with_path(routes::FILES_LIST, id, path)))
+            .await
+    }
+
+    /// What happens from now on.
+    pub async fn events(&self) -> Result<Frames<EventInfo>, Error> {
+        Ok(Frames::new(self.send(self.get(routes::EVENTS)).await?))
+    }
+}

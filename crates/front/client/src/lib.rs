@@ -1,0 +1,33 @@
+//! Rust client of the REST API.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), forkd_client::Error> {
+//! use forkd_client::{Client, Target};
+//!
+//! let client = Client::new(&"http://127.0.0.1:8889".parse()?, None)?;
+//! let children = client.spawn(&forkd_api::CreateSandboxes {
+//!     snapshot_tag: "py".into(),
+//!     n: 3,
+//!     ..Default::default()
+//! }).await?;
+//! for child in &children {
+//!     println!("{}", client.eval(&child.id, "1 + 1").await?.result.unwrap_or_default());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod guest;
+mod sandboxes;
+mod snapshots;
+mod stream;
+mod target;
+mod terminal;
+mod transport;
+
+pub use error::Error;
+pub use stream::Frames;
+pub use target::{InvalidTarget, Target};
+pub use terminal::{Terminal, TerminalEvent};
+pub use transport::Client;

@@ -1,0 +1,97 @@
+//! Sandboxes and workspaces.
+
+use forkd_api::routes::{self, fill};
+use forkd_api::{
+    BranchRequest, CreateSandboxes, CreateWorkspace, ForkRequest, SandboxInfo, SnapshotInfo,
+    SuspendRequest, UpdateSandbox, WorkspaceInfo,
+};
+use reqwest::Method;
+
+use crate::{Client, Error};
+
+impl Client {
+    /// Starts children of a snapshot.
+    pub async fn spawn(&self, request: &CreateSandboxes) -> Result<Vec<SandboxInfo>, Error> {
+        self.json(self.post(routes::SANDBOXES, request)).await
+    }
+
+    /// Live sandboxes.
+    pub async fn sandboxes(&self) -> Result<Vec<SandboxInfo>, Error> {
+        self.json(self.get(routes::SANDBOXES)).await
+    }
+
+    /// One sandbox.
+    pub async fn sandbox(&self, id: &str) -> Result<SandboxInfo, Error> {
+        self.json(self.get(&fill(routes::SANDBOX, &[id]))).await
+    }
+
+    /// Changes when a sandbox expires, or its labels.
+    pub async fn update(&self, id: &str, request: &UpdateSandbox) -> Result<SandboxInfo, Error> {
+        let request = self
+            .request(Method::PATCH, &fill(routes::SANDBOX, &[id]))
+            .json(request);
+        self.json(request).await
+    }
+
+    /// Ends a sandbox.
+    pub async fn kill(&self, id: &str) -> Result<(), Error> {
+        self.nothing(self.request(Method::DELETE, &fill(routes::SANDBOX, &[id])))
+            .await
+    }
+
+    /// Cuts a sandbox into a new snapshot.
+    pub async fn branch(&self, id: &str, request: &BranchRequest) -> Result<SnapshotInfo, Error> {
+        self.json(self.post(&fill(routes::BRANCH, &[id]), request))
+            .await
+    }
+
+    /// Forks a sandbox into live children.
+    pub async fn fork(&self, id: &str, request: &ForkRequest) -> Result<Vec<SandboxInfo>, Error> {
+        self.json(self.post(&fill(routes::FORK, &[id]), request))
+            .await
+    }
+
+    /// Stops a sandbox's vCPUs.
+    pub async fn pause(&self, id: &str) -> Result<SandboxInfo, Error> {
+        self.json(self.request(Method::POST, &fill(routes::PAUSE, &[id])))
+            .await
+    }
+
+    /// Lets a paused sandbox go on.
+    pub async fn resume(&self, id: &str) -> Result<SandboxInfo, Error> {
+        self.json(self.request(Method::POST, &fill(routes::RESUME, &[id])))
+            .await
+    }
+
+    /// Every workspace.
+    pub async fn workspaces(&self) -> Result<Vec<WorkspaceInfo>, Error> {
+        self.json(self.get(routes::WORKSPACES)).await
+    }
+
+    /// Makes a workspace and starts it.
+    pub async fn create_workspace(
+        &self,
+        request: &CreateWorkspace,
+    ) -> Result<WorkspaceInfo, Error> {
+        self.json(self.post(routes::WORKSPACES, request)).await
+    }
+
+    /// Writes a workspace's state down and gives its memory back.
+    pub async fn suspend_workspace(&self, name: &str, diff: bool) -> Result<WorkspaceInfo, Error> {
+        let request = SuspendRequest { diff };
+        self.json(self.post(&fill(routes::WORKSPACE_SUSPEND, &[name]), &request))
+            .await
+    }
+
+    /// Starts a workspace again.
+    pub async fn resume_workspace(&self, name: &str) -> Result<WorkspaceInfo, Error> {
+        self.json(self.request(Method::POST, &fill(routes::WORKSPACE_RESUME, &[name])))
+            .await
+    }
+
+    /// Ends a workspace and forgets its state.
+    pub async fn delete_workspace(&self, name: &str) -> Result<(), Error> {
+        self.nothing(self.request(Method::DELETE, &fill(routes::WORKSPACE, &[name])))
+            .await
+    }
+}

@@ -1,0 +1,75 @@
+//! Snapshots, images, the store, the daemon.
+
+use forkd_api::routes::{self, fill};
+use forkd_api::{
+    CompactRequest, CreateSnapshot, FsckReport, Health, ImageInfo, SnapshotDetail, SnapshotInfo,
+    StoreUsage, Version,
+};
+use reqwest::Method;
+
+use crate::{Client, Error};
+
+impl Client {
+    /// Is the daemon well.
+    pub async fn health(&self) -> Result<Health, Error> {
+        self.json(self.get(routes::HEALTHZ)).await
+    }
+
+    /// Which version it is.
+    pub async fn version(&self) -> Result<Version, Error> {
+        self.json(self.get(routes::VERSION)).await
+    }
+
+    /// Every snapshot.
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>, Error> {
+        self.json(self.get(routes::SNAPSHOTS)).await
+    }
+
+    /// Boots a parent, warms it up and freezes it.
+    pub async fn create_snapshot(&self, request: &CreateSnapshot) -> Result<SnapshotInfo, Error> {
+        self.json(self.post(routes::SNAPSHOTS, request)).await
+    }
+
+    /// Everything about one snapshot.
+    pub async fn snapshot(&self, tag: &str) -> Result<SnapshotDetail, Error> {
+        self.json(self.get(&fill(routes::SNAPSHOT_INFO, &[tag])))
+            .await
+    }
+
+    /// Makes a snapshot without parents.
+    pub async fn compact(&self, from: &str, to: &str) -> Result<SnapshotInfo, Error> {
+        let request = CompactRequest { to: to.to_owned() };
+        self.json(self.post(&fill(routes::SNAPSHOT_COMPACT, &[from]), &request))
+            .await
+    }
+
+    /// Deletes a snapshot.
+    pub async fn delete_snapshot(
+        &self,
+        tag: &str,
+        cascade: bool,
+        force: bool,
+    ) -> Result<(), Error> {
+        let mut path = fill(routes::SNAPSHOT, &[tag]);
+        if cascade || force {
+            path.push_str(&format!("?cascade={cascade}&force={force}"));
+        }
+        self.nothing(self.request(Method::DELETE, &path)).await
+    }
+
+    /// Images that parents can be built from.
+    pub async fn images(&self) -> Result<Vec<ImageInfo>, Error> {
+        self.json(self.get(routes::IMAGES)).await
+    }
+
+    /// What the store holds.
+    pub async fn store(&self) -> Result<StoreUsage, Error> {
+        self.json(self.get(routes::STORE)).await
+    }
+
+    /// Looks for damage in the store.
+    pub async fn fsck(&self, deep: bool) -> Result<FsckReport, Error> {
+        let path = format!("{}?deep={deep}", routes::STORE_FSCK);
+        self.json(self.request(Method::POST, &path)).await
+    }
+}

@@ -1,0 +1,68 @@
+//! Answers that come line by line.
+
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+
+use reqwest::Response;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+
+/// The longest line.
+const MAX_LINE: usize = 16 << 20;
+
+/// Items that come one a line.
+#[derive(Debug)]
+pub struct Frames<T> {
+    response: Response,
+    rest: Vec<u8>,
+    ready: VecDeque<Vec<u8>>,
+    item: PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned> Frames<T> {
+    pub(crate) fn new(response: Response) -> Self {
+        Self {
+            response,
+            rest: Vec::new(),
+            ready: VecDeque::new(),
+            item: PhantomData,
+        }
+    }
+
+    /// The next item; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<T>, Error> {
+        loop {
+            if let Some(line) = self.ready.pop_front() {
+                let status = self.response.status().as_u16();
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(|source| Error::BadAnswer { status, source });
+            }
+            let chunk = self
+                .response
+                .chunk()
+                .await
+                .map_err(|error| Error::CutOff(Box::new(error)))?;
+            let Some(chunk) = chunk else {
+                return Ok(None);
+            };
+            self.rest.extend_from_slice(&chunk);
+            self.split();
+            if self.rest.len() > MAX_LINE {
+                let text = std::io::Error::other("a line is too long");
+                return Err(Error::CutOff(Box::new(text)));
+            }
+        }
+    }
+
+    fn split(&mut self) {
+        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+            let mut line: Vec<u8> = self.rest.drain(..=end).collect();
+            line.pop();
+            if !line.is_empty() {
+                self.ready.push_back(line);
+            }
+        }
+    }
+}

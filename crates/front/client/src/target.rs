@@ -1,0 +1,99 @@
+//! Where the daemon is.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// Where the daemon is: `http://host:port`, `https://host:port` or `unix:///path`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// TCP, with or without TLS; the URL has no slash at its end.
+    Url(String),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+/// Why a string is no address of a daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "{text:?} is no address of a daemon: write http://HOST:PORT, https://HOST:PORT or unix:///PATH"
+)]
+pub struct InvalidTarget {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for Target {
+    type Err = InvalidTarget;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || InvalidTarget {
+            text: text.to_owned(),
+        };
+        if let Some(path) = text.strip_prefix("unix://") {
+            let path = PathBuf::from(path);
+            return if path.is_absolute() {
+                Ok(Self::Unix(path))
+            } else {
+                Err(error())
+            };
+        }
+        let rest = text
+            .strip_prefix("http://")
+            .or_else(|| text.strip_prefix("https://"))
+            .ok_or_else(error)?;
+        let host = rest.trim_end_matches('/');
+        if host.is_empty() || host.contains(['/', '?', '#', ' ', '@']) {
+            return Err(error());
+        }
+        Ok(Self::Url(text.trim_end_matches('/').to_owned()))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Url(url) => f.write_str(url),
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+        }
+    }
+}
+
+impl Target {
+    /// What goes before a route.
+    pub(crate) fn base(&self) -> &str {
+        match self {
+            Self::Url(url) => url,
+            Self::Unix(_) => "http://localhost",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_people_write() {
+        for text in ["http://127.0.0.1:8889", "https://h:1", "unix:///run/x.sock"] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+        }
+        assert_eq!(
+            "http://h:1/".parse::<Target>().unwrap().to_string(),
+            "http://h:1"
+        );
+        for text in [
+            "",
+            "h:1",
+            "unix://x",
+            "http://",
+            "http://u@h",
+            "ftp://h",
+            "http://h/x",
+        ] {
+            assert!(text.parse::<Target>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Requests and answers.
+
+use std::time::Duration;
+
+use forkd_api::{ErrorBody, ErrorCode};
+use reqwest::{Method, RequestBuilder, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Error, Target};
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A connection to a daemon. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    pub(crate) target: Target,
+    pub(crate) token: Option<String>,
+}
+
+impl Client {
+    /// Does not connect yet.
+    pub fn new(target: &Target, token: Option<String>) -> Result<Self, Error> {
+        // A second call, by another part of the program, changes nothing.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let mut builder = reqwest::Client::builder()
+            .connect_timeout(CONNECT)
+            .user_agent(concat!("forkd/", env!("CARGO_PKG_VERSION")));
+        if let Target::Unix(path) = target {
+            builder = builder.unix_socket(path.as_path()).no_proxy();
+        }
+        Ok(Self {
+            http: builder.build().map_err(Error::Setup)?,
+            target: target.clone(),
+            token: token.filter(|token| !token.is_empty()),
+        })
+    }
+
+    /// Where the daemon is.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self
+            .http
+            .request(method, format!("{}{path}", self.target.base()));
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    /// Sends a request and gives the answer if it is a success.
+    pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, Error> {
+        let response = request.send().await.map_err(|source| {
+            if source.is_connect() || source.is_builder() {
+                Error::Unreachable {
+                    target: self.target.to_string(),
+                    source: Box::new(source),
+                }
+            } else {
+                Error::CutOff(Box::new(source))
+            }
+        })?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status().as_u16();
+        let bytes = response
+            .bytes()
+            .await
+            .map_err(|error| Error::CutOff(Box::new(error)))?;
+        let body = serde_json::from_slice(&bytes).unwrap_or_else(|_| ErrorBody {
+            error: format!(
+                "HTTP {status}: {}",
+                String::from_utf8_lossy(&bytes)
+                    .chars()
+                    .take(200)
+                    .collect::<String>()
+            ),
+            code: ErrorCode::Internal,
+            hint: None,
+            request_id: None,
+        });
+        Err(Error::Refused { status, body })
+    }
+
+    pub(crate) async fn json<T: DeserializeOwned>(
+        &self,
+        request: RequestBuilder,
+    ) -> Result<T, Error> {
+        let response = self.send(request).await?;
+        let status = response.status().as_u16();
+        let bytes = response
+            .bytes()
+            .await
+            .map_err(|error| Error::CutOff(Box::new(error)))?;
+        serde_json::from_slice(&bytes).map_err(|source| Error::BadAnswer { status, source })
+    }
+
+    pub(crate) async fn nothing(&self, request: RequestBuilder) -> Result<(), Error> {
+        self.send(request).await.map(drop)
+    }
+
+    pub(crate) fn get(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &impl Serialize) -> RequestBuilder {
+        self.request(Method::POST, path).json(body)
+    }
+}

@@ -189,7 +189,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets devices and vCPUs go on.
+    /// Lets vCPUs and devices go on.
     pub fn resume(&mut self) -> Result<(), PauseError> {
         if self.phase != VmmPhase::Paused {
             return Err(PauseError::Phase { phase: self.phase });
@@ -202,13 +202,14 @@ impl Machine {
         Ok(())
     }
 
+    /// vCPUs first: what they ask of the devices waits until those go on.
     pub(super) fn start_threads(&self) {
+        for vcpu in &self.vcpus {
+            vcpu.resume();
+        }
         // The loop only fails to be woken if its eventfd is gone, and then the process is.
         if let Err(error) = self.devices.handle().resume() {
             tracing::error!(%error, "the device thread cannot be woken");
-        }
-        for vcpu in &self.vcpus {
-            vcpu.resume();
         }
     }
 

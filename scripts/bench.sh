@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# `make bench`: every benchmark the program has, one after the other; the JSON of each goes to target/bench.
+# `make bench`: every benchmark there is, one after the other; the JSON of each goes to target/bench.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 step "set-up" scripts/setup.sh
 step "build" scripts/build.sh
-mapfile -t names < <("$bin/forkd" bench --help | awk '/^Commands:/ { on = 1; next } on && NF == 0 { exit } on && $1 != "help" { print $1 }')
-[ ${#names[@]} -gt 0 ] || die "the program has no benchmarks"
+mapfile -t names < <("$bin/forkd-bench" --help |
+    awk '/^Commands:/ { on = 1; next } on && NF == 0 { exit } on && $1 != "help" { print $1 }')
+[ ${#names[@]} -gt 0 ] || die "forkd-bench names no benchmarks"
 mkdir -p "$target/bench"
-bench_one() { "$bin/forkd" bench "$1" --json >"$target/bench/$1.json.new" && mv "$target/bench/$1.json.new" "$target/bench/$1.json"; }
+bench_one() {
+    "$bin/forkd-bench" "$1" --json >"$target/bench/$1.json.new" &&
+        mv "$target/bench/$1.json.new" "$target/bench/$1.json"
+}
 for name in "${names[@]}"; do
     step "bench $name" bench_one "$name"
     cat "$target/bench/$name.json"

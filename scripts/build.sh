@@ -5,11 +5,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 agent_target=x86_64-unknown-linux-gnu
 
 run cargo build --release --workspace --bins --exclude xtask --exclude forkd-agent
-if [ -d crates/guest/agent ]; then
-    # Naming the target keeps these flags away from build scripts and procedural macros.
-    RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static" \
-        run cargo build --profile agent --target "$agent_target" -p forkd-agent
-    # Somebody may be reading the old one: replace it in one step.
-    cp "$target/$agent_target/agent/forkd-agent" "$bin/.forkd-agent.$$"
-    mv "$bin/.forkd-agent.$$" "$bin/forkd-agent"
-fi
+# Naming the target keeps these flags away from build scripts and procedural macros.
+RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static" \
+    run cargo build --profile agent --target "$agent_target" -p forkd-agent
+# Somebody may be reading the old one: replace it in one step.
+cp "$target/$agent_target/agent/forkd-agent" "$bin/.forkd-agent.$$"
+mv "$bin/.forkd-agent.$$" "$bin/forkd-agent"

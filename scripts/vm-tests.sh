@@ -107,7 +107,7 @@ run_soak() {
 }
 
 make_assets
-kvm=$(cargo run -q -p xtask -- probe)
+kvm=$(cargo run -q --release -p xtask -- probe)
 if [ "$kvm" = native ]; then
     say "    guests run directly on /dev/kvm"
     place=on_host

@@ -26,8 +26,9 @@ pub fn prepare_self() {
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_IGN);
         libc::mallopt(libc::M_ARENA_MAX, 1);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 64 * 1024);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, 64 * 1024);
+        // Above the size of the buffers that come and go with every frame.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 512 * 1024);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 512 * 1024);
     }
 }
 

@@ -74,10 +74,11 @@ impl Connection {
 
     /// Registers a request under a free number.
     pub fn register(&self, state: &Arc<State>) -> Result<u32, Error> {
+        let mut streams = lock(&self.streams);
+        // Asked under this lock: closing takes it after saying so, and then finds what was put in before.
         if let Some(reason) = lock(&self.closed).clone() {
             return Err(Error::Closed { reason });
         }
-        let mut streams = lock(&self.streams);
         loop {
             let id = self.next.fetch_add(1, Ordering::Relaxed);
             if id != 0 && !streams.contains_key(&id) {

@@ -1,6 +1,7 @@
 //! Kernel modules.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::Command;
 
 use rustix::io::Errno;
@@ -35,7 +36,8 @@ pub fn load() {
         let loaded = File::open(path)
             .map_err(|error| error.to_string())
             .and_then(|file| match rustix::system::finit_module(&file, c"", 0) {
-                Ok(()) | Err(Errno::EXIST) => Ok(()),
+                // A module for hardware that is not there, such as the other maker's processor.
+                Ok(()) | Err(Errno::EXIST | Errno::NODEV | Errno::OPNOTSUPP) => Ok(()),
                 Err(errno) => Err(errno.to_string()),
             });
         if let Err(error) = loaded {
@@ -44,10 +46,14 @@ pub fn load() {
     }
 }
 
-/// Loads what the machine's own image has. Each by itself: the one for the other maker's processor always
-/// fails.
+/// Loads what the machine's own image has and the initramfs had not. Each by itself: one that is missing
+/// must not keep the others out.
 pub async fn probe_for_machine(reaper: &Reaper) {
     for module in FOR_MACHINE {
+        let other_maker = module.starts_with("kvm_") && Path::new("/dev/kvm").exists();
+        if other_maker || Path::new("/sys/module").join(module).exists() {
+            continue;
+        }
         let mut command = Command::new("/sbin/modprobe");
         command.arg("-q").arg(module);
         if let Ok(child) = reaper.spawn(&mut command) {

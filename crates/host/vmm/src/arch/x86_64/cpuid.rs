@@ -77,11 +77,10 @@ const HIDDEN: &[(u32, u32, Register, u32)] = &[
     (0x4000_0001, 0, Register::Eax, 1 << 4 | 1 << 10 | 1 << 14),
 ];
 
-/// Leaves that are never shown: monitor, power, counters, enclaves, tracing, AMX, SVM, SEV, counters,
+/// Leaves that are never shown: monitor, counters, enclaves, tracing, AMX, SVM, SEV, counters,
 /// and second descriptions of the topology.
 const HIDDEN_LEAVES: &[u32] = &[
     0x5,
-    0x6,
     0xa,
     0x12,
     0x14,
@@ -107,6 +106,8 @@ const BASELINE: &[(u32, u32, Register, u32)] = &[
     ),
     // FPU to SSE2, without what is hidden
     (1, 0, Register::Edx, 0x1783_fbff | HYPER_THREADING),
+    // a timer that goes on in idle states; without it Linux looks for another one and finds none
+    (6, 0, Register::Eax, 1 << 2),
     (7, 0, Register::Ebx, 0),
     (7, 0, Register::Ecx, 0),
     (7, 0, Register::Edx, 0),
@@ -136,6 +137,7 @@ const BASELINE: &[(u32, u32, Register, u32)] = &[
 const FEATURES: &[(u32, u32, Register)] = &[
     (1, 0, Register::Ecx),
     (1, 0, Register::Edx),
+    (6, 0, Register::Eax),
     (7, 0, Register::Ebx),
     (7, 0, Register::Ecx),
     (7, 0, Register::Edx),
@@ -363,6 +365,7 @@ mod tests {
             entry(0, 0, [0xd, 0x6874_7541, 0x444d_4163, 0x6974_6e65]),
             entry(1, 0, [0, 0, !HYPERVISOR, u32::MAX]),
             entry(7, 0, [0, u32::MAX, u32::MAX, u32::MAX]),
+            entry(6, 0, [4, 0, 0, 0]),
             entry(0xa, 0, [1, 1, 1, 1]),
             entry(0xb, 0, [0, 0, 0, 0]),
             entry(0xd, 1, [0xf, 0, 0, 0]),
@@ -394,6 +397,7 @@ mod tests {
     #[test]
     fn the_baseline_has_no_avx_but_what_v2_needs() {
         let vm = for_vm(&host(), CpuModel::Baseline, 1, true);
+        assert_eq!(find(&vm, 6, 0).unwrap().eax, 4, "the timer must go on when idle");
         let ecx = find(&vm, 1, 0).unwrap().ecx;
         assert_eq!(ecx & (1 << 28 | 1 << 26), 0);
         assert_ne!(ecx & (1 << 23), 0);
@@ -406,7 +410,7 @@ mod tests {
         let saved = for_vcpu(&for_vm(&host(), CpuModel::Host, 2, true), 0);
         assert_eq!(check(&saved, &host()), Ok(()));
         let mut lesser = host();
-        lesser[2].ebx &= !(1 << 5);
+        lesser[3].ebx &= !(1 << 5);
         assert_eq!(
             check(&saved, &lesser),
             Err(CpuMismatch::Features {

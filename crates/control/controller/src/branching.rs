@@ -198,19 +198,19 @@ fn check_parent(sandbox: &Sandbox, parent: Option<&Tag>) -> Result<(), Error> {
     }
 }
 
+/// Tells when the source runs again, and when the snapshot is durable.
+pub type Sent = (
+    oneshot::Receiver<u64>,
+    oneshot::Receiver<Result<BranchDone, Error>>,
+);
+
 /// Puts a cut into the sandbox's queue.
 pub fn send(
     sandbox: &Sandbox,
     claimed: Claimed,
     mode: CutMode,
     labels: BTreeMap<String, String>,
-) -> Result<
-    (
-        oneshot::Receiver<u64>,
-        oneshot::Receiver<Result<BranchDone, Error>>,
-    ),
-    Error,
-> {
+) -> Result<Sent, Error> {
     if !sandbox.phase().answers() {
         return Err(sandbox.not_running());
     }

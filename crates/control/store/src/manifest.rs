@@ -202,6 +202,9 @@ pub struct Versions {
     /// The agent in the guest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub agent: String,
+    /// NumPy in the warm interpreter; empty if it is not loaded.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub numpy: String,
 }
 
 impl Manifest {

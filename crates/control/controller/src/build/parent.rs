@@ -154,11 +154,16 @@ impl Parent {
         let ready_us = clock::micros(self.started.elapsed());
         metrics::histogram!("forkd_parent_ready_seconds")
             .record(self.started.elapsed().as_secs_f64());
+        let versions = Versions {
+            forkd: env!("CARGO_PKG_VERSION").to_owned(),
+            vmm: env!("CARGO_PKG_VERSION").to_owned(),
+            agent: client.hello().program.clone(),
+            numpy: numpy_version(&client, assets).await,
+        };
         client
             .quiesce(QuiesceRequest::default())
             .await
             .map_err(Error::agent("the parent could not be prepared for the cut"))?;
-        let agent = client.hello().program.clone();
         client.close();
         drop(client);
         let (staging, report) = self.cut(app).await?;
@@ -172,7 +177,8 @@ impl Parent {
             let written = Written::ingest(app, &id, &staging, layer.as_deref())?;
             let manifest = Manifest {
                 labels,
-                ..written.manifest(tag, &assets, &base, cmdline, agent, ready_us)
+                versions,
+                ..written.manifest(tag, &assets, &base, cmdline, ready_us)
             };
             let published = app
                 .store
@@ -352,6 +358,31 @@ async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Re
     Ok(())
 }
 
+/// NumPy in the warm interpreter; empty if it is not loaded.
+async fn numpy_version(client: &Client, assets: &Assets) -> String {
+    if assets
+        .warmup
+        .as_ref()
+        .is_none_or(|warmup| warmup.interpreter != "python")
+    {
+        return String::new();
+    }
+    let code = "getattr(__import__('sys').modules.get('numpy'), '__version__', '')";
+    let request = EvalRequest {
+        code: code.to_owned(),
+        mode: EvalMode::Eval,
+        ..EvalRequest::default()
+    };
+    match client.eval(request).await {
+        Ok(done) => done
+            .result
+            .json
+            .and_then(|value| value.as_str().map(str::to_owned))
+            .unwrap_or_default(),
+        Err(_) => String::new(),
+    }
+}
+
 /// What the cut of a parent left, as content.
 struct Written {
     state: Ingested,
@@ -386,7 +417,6 @@ impl Written {
         assets: &Assets,
         base: &Ingested,
         cmdline: String,
-        agent: String,
         ready_us: u64,
     ) -> Manifest {
         Manifest {
@@ -417,11 +447,7 @@ impl Written {
             },
             parent: None,
             origin: Origin::Boot { ready_us },
-            versions: Versions {
-                forkd: env!("CARGO_PKG_VERSION").to_owned(),
-                vmm: env!("CARGO_PKG_VERSION").to_owned(),
-                agent,
-            },
+            versions: Versions::default(),
             labels: std::collections::BTreeMap::new(),
         }
     }

@@ -94,6 +94,9 @@ pub struct SandboxRecord {
     /// Version of the agent.
     #[serde(default)]
     pub agent: String,
+    /// Version of NumPy in the warm interpreter.
+    #[serde(default)]
+    pub numpy: String,
 }
 
 /// One disk of a sandbox.

@@ -66,7 +66,7 @@ pub async fn ping(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Jso
     let ready = |state| matches!(state, guest::InterpState::Ready | guest::InterpState::Busy);
     Ok(Json(PingResponse {
         pong: true,
-        numpy_version: "not-installed".to_owned(),
+        numpy_version: numpy_version(&sandbox.record().numpy),
         pid: pong.pid,
         agent_lang: interpreters
             .first()
@@ -76,6 +76,14 @@ pub async fn ping(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Jso
         agent_version: Some(pong.version),
         rtt_us: clock::micros(rtt),
     }))
+}
+
+fn numpy_version(found: &str) -> String {
+    if found.is_empty() {
+        "not-installed".to_owned()
+    } else {
+        found.to_owned()
+    }
 }
 
 /// An exec as the agent takes it.

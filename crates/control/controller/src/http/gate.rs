@@ -69,7 +69,7 @@ pub async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) ->
     metrics::histogram!("forkd_request_seconds", "method" => method.to_string())
         .record(latency.as_secs_f64());
     tracing::debug!(%method, path, status, actor = %actor, id, us = crate::clock::micros(latency), "request");
-    if path != "/healthz" && path != "/metrics" {
+    if !matches!(path.as_str(), "/healthz" | "/healthz/" | "/metrics") {
         gate.app.audit.write(Line {
             ts: humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string(),
             actor: actor.0,

@@ -434,6 +434,7 @@ impl Cut<'_> {
                 forkd: env!("CARGO_PKG_VERSION").to_owned(),
                 vmm: env!("CARGO_PKG_VERSION").to_owned(),
                 agent: record.agent.clone(),
+                numpy: record.numpy.clone(),
             },
             labels: self.labels.clone(),
         }

@@ -282,6 +282,7 @@ fn record(
         network: manifest.network,
         source: manifest.source.clone(),
         agent: manifest.versions.agent.clone(),
+        numpy: manifest.versions.numpy.clone(),
     }
 }
 

@@ -1,0 +1,508 @@
+//! The daemon from outside, as far as no VM is needed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use forkd_api::routes;
+use forkd_controller::app::App;
+use forkd_controller::config::Config;
+use forkd_controller::http::{openapi, openapi_text, router};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+struct Daemon {
+    app: Arc<App>,
+    _dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn new(token: Option<&str>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let token_file = token.map(|token| {
+            let path = root.join("token");
+            std::fs::write(&path, token).unwrap();
+            path
+        });
+        let config = Config {
+            listen: Vec::new(),
+            data_dir: root.join("data"),
+            run_dir: root.join("run"),
+            state_file: root.join("state.db"),
+            audit_log: Some(root.join("audit.log")),
+            token_file,
+            tls: None,
+            spawn_program: root.join("no-spawn"),
+            image_program: root.join("no-image"),
+            allowed_paths: Vec::new(),
+            branch_concurrency: 4,
+            max_sandboxes: 10,
+            max_sandboxes_per_token: 10,
+            max_requests: 16,
+            requests_per_second: 0,
+            max_lifetime: None,
+            disk_limit_bytes: 0,
+            reserve_mib: 0,
+            ready_timeout: Duration::from_secs(1),
+            pool: 0,
+            drain: Duration::from_secs(1),
+        };
+        let (app, _endings) = App::open(config).unwrap();
+        Self { app, _dir: dir }
+    }
+
+    async fn send(&self, request: Request<Body>) -> Response<Body> {
+        router(Arc::clone(&self.app))
+            .oneshot(request)
+            .await
+            .unwrap()
+    }
+
+    /// Status and body of a request with a JSON body, or none.
+    async fn call(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+        let mut request = Request::builder().method(method).uri(path);
+        let body = match body {
+            Some(body) => {
+                request = request.header("content-type", "application/json");
+                Body::from(body.to_string())
+            }
+            None => Body::empty(),
+        };
+        answer(self.send(request.body(body).unwrap()).await).await
+    }
+}
+
+async fn answer(response: Response<Body>) -> (u16, Value) {
+    let status = response.status().as_u16();
+    let bytes = axum::body::to_bytes(response.into_body(), 1 << 20)
+        .await
+        .unwrap();
+    (
+        status,
+        serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+    )
+}
+
+#[tokio::test]
+async fn every_error_is_json_with_a_code() {
+    let daemon = Daemon::new(None);
+    let long = "x".repeat(65);
+    let cases = [
+        ("GET", "/nowhere", None, 404, "no_such_route"),
+        ("GET", "/v1/snapshots/", None, 404, "no_such_route"),
+        ("PUT", "/v1/snapshots", None, 405, "method_not_allowed"),
+        ("DELETE", "/v1/snapshots/a%2Fb", None, 400, "invalid_name"),
+        (
+            "DELETE",
+            "/v1/snapshots/none",
+            None,
+            404,
+            "snapshot_not_found",
+        ),
+        (
+            "DELETE",
+            "/v1/snapshots/none?cascade=1",
+            None,
+            400,
+            "invalid_request",
+        ),
+        (
+            "DELETE",
+            "/v1/snapshots/none?cascade=true&force=true",
+            None,
+            400,
+            "invalid_request",
+        ),
+        (
+            "GET",
+            "/v1/snapshots/none/info",
+            None,
+            404,
+            "snapshot_not_found",
+        ),
+        (
+            "POST",
+            "/v1/snapshots/none/compact",
+            Some(json!({"to": "x"})),
+            404,
+            "snapshot_not_found",
+        ),
+        (
+            "POST",
+            "/v1/snapshots/none/compact",
+            Some(json!({"to": "none"})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({})),
+            422,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": long})),
+            400,
+            "invalid_name",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t"})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t", "rootfs": "rel"})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t", "rootfs": "/etc/passwd"})),
+            403,
+            "forbidden",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t", "rootfs": "/no/such"})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t", "image": "none"})),
+            404,
+            "image_not_found",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t", "image": "i", "boot_wait_secs": 61})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t", "image": "i", "vcpus": 33})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/snapshots",
+            Some(json!({"tag": "t", "image": "i", "mem_size_mib": 1})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes",
+            Some(json!({"n": 1})),
+            422,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes",
+            Some(json!({"snapshot_tag": "none"})),
+            404,
+            "snapshot_not_found",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes",
+            Some(json!({"snapshot_tag": "none", "n": 0})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes",
+            Some(json!({"snapshot_tag": "none", "n": 1001})),
+            400,
+            "invalid_request",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes",
+            Some(json!({"snapshot_tag": "../x"})),
+            400,
+            "invalid_name",
+        ),
+        ("GET", "/v1/sandboxes?limit=0", None, 400, "invalid_request"),
+        (
+            "GET",
+            "/v1/sandboxes?state=odd",
+            None,
+            400,
+            "invalid_request",
+        ),
+        ("GET", "/v1/sandboxes/sb-1", None, 404, "sandbox_not_found"),
+        ("GET", "/v1/sandboxes/what", None, 404, "sandbox_not_found"),
+        (
+            "DELETE",
+            "/v1/sandboxes/sb-1",
+            None,
+            404,
+            "sandbox_not_found",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes/sb-1/ping",
+            None,
+            404,
+            "sandbox_not_found",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes/sb-1/exec",
+            Some(json!({"args": []})),
+            404,
+            "sandbox_not_found",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes/sb-1/eval",
+            Some(json!({"code": "1"})),
+            404,
+            "sandbox_not_found",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes/sb-1/branch",
+            Some(json!({})),
+            404,
+            "sandbox_not_found",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes/sb-1/branch",
+            Some(json!({"tag": "../x"})),
+            400,
+            "invalid_name",
+        ),
+        (
+            "POST",
+            "/v1/sandboxes/sb-1/branch",
+            Some(json!({"mode": "odd"})),
+            422,
+            "invalid_request",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes/sb-1/files",
+            None,
+            400,
+            "invalid_request",
+        ),
+        (
+            "GET",
+            "/v1/workspaces/none",
+            None,
+            404,
+            "workspace_not_found",
+        ),
+        (
+            "POST",
+            "/v1/workspaces/none/suspend",
+            None,
+            404,
+            "workspace_not_found",
+        ),
+        (
+            "POST",
+            "/v1/workspaces",
+            Some(json!({"name": "w", "snapshot_tag": "none"})),
+            404,
+            "snapshot_not_found",
+        ),
+    ];
+    for (method, path, body, status, code) in cases {
+        let (found, answer) = daemon.call(method, path, body.clone()).await;
+        assert_eq!(
+            (found, &answer["code"]),
+            (status, &json!(code)),
+            "{method} {path} {body:?}: {answer}"
+        );
+        assert!(
+            answer["error"]
+                .as_str()
+                .is_some_and(|text| !text.is_empty()),
+            "{answer}"
+        );
+        assert!(answer["request_id"].is_string(), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_json_are_refused_as_json() {
+    let daemon = Daemon::new(None);
+    let post = |kind: Option<&str>, body: Vec<u8>| {
+        let mut request = Request::post("/v1/sandboxes");
+        if let Some(kind) = kind {
+            request = request.header("content-type", kind);
+        }
+        request.body(Body::from(body)).unwrap()
+    };
+    let cases = [
+        (
+            post(Some("text/plain"), b"{}".to_vec()),
+            415,
+            "unsupported_media_type",
+        ),
+        (post(None, b"{}".to_vec()), 415, "unsupported_media_type"),
+        (
+            post(Some("application/json"), b"{".to_vec()),
+            400,
+            "invalid_request",
+        ),
+        (
+            post(Some("application/json"), vec![b' '; 3 << 20]),
+            413,
+            "too_large",
+        ),
+        (post(None, Vec::new()), 422, "invalid_request"),
+    ];
+    for (request, status, code) in cases {
+        let (found, body) = answer(daemon.send(request).await).await;
+        assert_eq!((found, &body["code"]), (status, &json!(code)), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_opens_everything_and_health_needs_none() {
+    let daemon = Daemon::new(Some("alice=correct-horse-battery"));
+    let get = |path: &str, header: Option<&str>| {
+        let mut request = Request::get(path);
+        if let Some(header) = header {
+            request = request.header("authorization", header);
+        }
+        request.body(Body::empty()).unwrap()
+    };
+    for (header, code) in [
+        (None, "missing_token"),
+        (Some("Basic x"), "missing_token"),
+        (Some("Bearer wrong"), "invalid_token"),
+    ] {
+        for path in ["/v1/snapshots", "/version", "/metrics", "/nowhere"] {
+            let (status, body) = answer(daemon.send(get(path, header)).await).await;
+            assert_eq!((status, &body["code"]), (401, &json!(code)), "{path}");
+        }
+    }
+    let (status, _) = answer(
+        daemon
+            .send(get("/version", Some("Bearer correct-horse-battery")))
+            .await,
+    )
+    .await;
+    assert_eq!(status, 200);
+    let health = daemon.send(get("/healthz/", None)).await;
+    // There is no forkd-spawn here, and it says so; but it answers without a token.
+    assert_eq!(health.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let text = std::fs::read_to_string(daemon.app.config.audit_log.as_ref().unwrap()).unwrap();
+    assert_eq!(forkd_controller::audit::verify(&text), Ok(10));
+    assert!(text.contains("\"actor\":\"alice\"") && !text.contains("correct-horse"));
+}
+
+#[tokio::test]
+async fn a_request_is_known_by_its_id_and_405_says_what_is_allowed() {
+    let daemon = Daemon::new(None);
+    let request = Request::put("/v1/sandboxes")
+        .header("x-request-id", "mine-1")
+        .body(Body::empty())
+        .unwrap();
+    let response = daemon.send(request).await;
+    assert_eq!(response.headers()["x-request-id"], "mine-1");
+    let allow = response.headers()["allow"].to_str().unwrap().to_owned();
+    assert!(allow.contains("GET") && allow.contains("POST"), "{allow}");
+    assert_eq!(answer(response).await.1["request_id"], "mine-1");
+}
+
+#[tokio::test]
+async fn the_names_of_the_metrics_are_kept() {
+    forkd_controller::metrics::install();
+    let daemon = Daemon::new(None);
+    let response = daemon
+        .send(Request::get("/metrics").body(Body::empty()).unwrap())
+        .await;
+    assert_eq!(
+        response.headers()["content-type"],
+        "text/plain; version=0.0.4"
+    );
+    let bytes = axum::body::to_bytes(response.into_body(), 1 << 20)
+        .await
+        .unwrap();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    for name in [
+        "forkd_snapshots_total 0",
+        "forkd_sandboxes_active 0",
+        "forkd_branches_in_flight 0",
+        "forkd_branch_concurrency_cap 4",
+        "forkd_build_info{version=",
+    ] {
+        assert!(text.contains(name), "{name} is missing in {text}");
+    }
+}
+
+#[test]
+fn the_committed_document_is_what_the_code_says() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../openapi/v1.json");
+    let committed = std::fs::read_to_string(path).unwrap();
+    assert!(
+        committed == openapi_text(),
+        "openapi/v1.json is not what the code says; write it anew: forkd-controller openapi > openapi/v1.json"
+    );
+}
+
+#[test]
+fn every_route_of_the_contract_is_served() {
+    let document = openapi();
+    for route in [
+        routes::HEALTHZ,
+        routes::VERSION,
+        routes::METRICS,
+        routes::SNAPSHOTS,
+        routes::SNAPSHOT,
+        routes::SNAPSHOT_INFO,
+        routes::SNAPSHOT_COMPACT,
+        routes::SANDBOXES,
+        routes::SANDBOX,
+        routes::PING,
+        routes::EXEC,
+        routes::EXEC_STREAM,
+        routes::EVAL,
+        routes::BRANCH,
+        routes::FORK,
+        routes::PAUSE,
+        routes::RESUME,
+        routes::LOGS,
+        routes::FILES,
+        routes::FILES_LIST,
+        routes::FILES_MKDIR,
+        routes::TERMINAL,
+        routes::PROCESSES,
+        routes::PROCESS_SIGNAL,
+        routes::EVENTS,
+        routes::IMAGES,
+        routes::STORE,
+        routes::STORE_FSCK,
+        routes::WORKSPACES,
+        routes::WORKSPACE,
+        routes::WORKSPACE_SUSPEND,
+        routes::WORKSPACE_RESUME,
+    ] {
+        assert!(document.paths.paths.contains_key(route), "{route}");
+    }
+}

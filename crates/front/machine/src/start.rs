@@ -83,7 +83,6 @@ impl Machine {
                 self.boot(options, progress).await?
             }
         };
-        started.programs = self.sync(progress).await?;
         let renewed = started
             .programs
             .iter()
@@ -105,16 +104,18 @@ impl Machine {
             BOOT_LIMIT
         };
         self.await_agent(&record, limit, progress).await?;
-        if record.boot_ms.is_none() {
-            self.open_port().await?;
-            record.boot_ms = Some(unix_ms().saturating_sub(record.started_unix_ms));
-            record.write(&self.layout.record())?;
-        }
+        let programs = if record.boot_ms.is_some() {
+            self.sync(progress).await?
+        } else {
+            let took = unix_ms().saturating_sub(record.started_unix_ms);
+            self.prepare(&mut record, Duration::from_millis(took), progress)
+                .await?
+        };
         Ok(Started {
             already_running: true,
             api_port: record.api_port,
             boot_ms: record.boot_ms,
-            programs: Vec::new(),
+            programs,
             daemon: false,
             ignored: differences(&record, options),
         })
@@ -194,19 +195,31 @@ impl Machine {
         record.write(&self.layout.record())?;
         self.await_agent(&record, BOOT_LIMIT, progress).await?;
         let took = begin.elapsed();
-        self.open_port().await?;
-        record.boot_ms = Some(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
-        record.write(&self.layout.record())?;
-        guard.disarm();
         progress.step(&Step::Answered { after: took });
+        let programs = self.prepare(&mut record, took, progress).await?;
+        guard.disarm();
         Ok(Started {
             already_running: false,
             api_port,
             boot_ms: record.boot_ms,
-            programs: Vec::new(),
+            programs,
             daemon: false,
             ignored: Vec::new(),
         })
+    }
+
+    /// What a machine needs once after it has answered for the first time. The record says how long it
+    /// took to answer only when this is done, so that a start that was cut short is made up for.
+    async fn prepare(
+        &self,
+        record: &mut Record,
+        took: Duration,
+        progress: &dyn Progress,
+    ) -> Result<Vec<String>, MachineError> {
+        let ((), programs) = tokio::try_join!(self.open_port(), self.sync(progress))?;
+        record.boot_ms = Some(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+        record.write(&self.layout.record())?;
+        Ok(programs)
     }
 
     /// Which host ports QEMU has bound, in the order daemon, agent.

@@ -76,21 +76,32 @@ fn kib(line: &str, field: &str) -> Option<u64> {
         .ok()
 }
 
-/// Processor time that the first thread of a process has used: in a VMM, everything but the vCPUs.
-pub fn main_thread_time(pid: u32) -> anyhow::Result<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat"))
+/// Processor time that the threads of a VMM have used, its vCPUs left out.
+pub fn own_time(pid: u32) -> anyhow::Result<Duration> {
+    let mut ticks = 0;
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
         .with_context(|| format!("there is no process {pid}"))?;
-    let after_name = stat.rsplit_once(')').context("no name in stat")?.1;
-    let fields: Vec<&str> = after_name.split_whitespace().collect();
-    // Fields 14 and 15 of the line; the first one after the name is field 3.
-    let ticks: u64 = fields
-        .get(11..13)
-        .context("stat is too short")?
-        .iter()
-        .map(|field| field.parse::<u64>().unwrap_or(0))
-        .sum();
+    for task in tasks {
+        // A thread may end while we look.
+        let Ok(stat) = std::fs::read_to_string(task?.path().join("stat")) else {
+            continue;
+        };
+        let (name, rest) = stat.rsplit_once(')').context("no name in stat")?;
+        if !name.contains("(vcpu") {
+            ticks += thread_ticks(rest);
+        }
+    }
     let per_second = rustix::param::clock_ticks_per_second();
     Ok(Duration::from_millis(ticks * 1000 / per_second))
+}
+
+/// Fields 14 and 15 of a line of which the first two are cut off.
+fn thread_ticks(rest: &str) -> u64 {
+    rest.split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<u64>().unwrap_or(0))
+        .sum()
 }
 
 /// How many descriptors a process has open.
@@ -161,8 +172,14 @@ mod tests {
         let pid = std::process::id();
         assert!(memory(pid).unwrap().own_pss > 0);
         assert!(open_files(pid).unwrap() > 2);
-        main_thread_time(pid).unwrap();
+        own_time(pid).unwrap();
         assert!(is_alive(pid));
+    }
+
+    #[test]
+    fn ticks_in_and_outside_the_kernel_are_added() {
+        let rest = " S 1 2 3 4 5 6 7 8 9 10 300 40 0 0 20 0";
+        assert_eq!(thread_ticks(rest), 340);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::ends::Ends;
 use crate::{Disk, Fds, Frozen};
 
 /// How long a guest may take to boot on a slow, loaded machine.
-const READY_LIMIT: Duration = Duration::from_secs(180);
+const READY_LIMIT: Duration = Duration::from_secs(400);
 /// How long a process may take to be reported as ended.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
@@ -202,11 +202,15 @@ impl Vm {
             new_layers,
             resume: go_on,
         };
-        let report = match self.vmm.call(Command::Cut(spec), &fds.borrow()).await? {
+        let answer = self.vmm.call(Command::Cut(spec), &fds.borrow()).await;
+        // From this event on the machine writes to the new layers, whatever becomes of the files.
+        if self.cut_was_taken().await || answer.is_ok() {
+            *disks = next;
+        }
+        let report = match answer? {
             Reply::Cut(report) => report,
             reply => bail!("the VMM answered {reply:?} to a cut"),
         };
-        *disks = next;
         let shape = self.process.shape;
         Ok(Frozen {
             shape,
@@ -216,6 +220,14 @@ impl Vm {
             net: self.net.load(Ordering::Relaxed),
             report,
         })
+    }
+
+    /// Looks for the event among those that have come.
+    async fn cut_was_taken(&self) -> bool {
+        let moment = Duration::from_millis(1);
+        self.wait_event(moment, |event| matches!(event, Event::CutTaken { .. }))
+            .await
+            .is_ok()
     }
 
     /// Ends the VM and waits until its process is gone.

@@ -147,12 +147,19 @@ async fn ways_to_end(agent: &Client) -> anyhow::Result<()> {
         matches!(code, Some(ErrorCode::ExecFailed | ErrorCode::NotFound)),
         "a missing program gave {code:?}"
     );
-    let request = ExecRequest {
-        timeout_ms: Some(300),
+    let request = |timeout, line| ExecRequest {
+        timeout_ms: Some(timeout),
         grace_ms: Some(300),
-        ..shell("trap '' TERM; while :; do sleep 0.1; done")
+        ..shell(line)
     };
-    let done = agent.exec_capture(request).await?;
+    let done = agent.exec_capture(request(300, "sleep 1000")).await?;
+    ensure!(
+        done.result.timed_out && done.result.status == ExitStatus::Signal(15),
+        "{done:?}"
+    );
+    // Time enough for a slow guest to come as far as the trap.
+    let stubborn = "trap '' TERM; while :; do sleep 0.1; done";
+    let done = agent.exec_capture(request(5_000, stubborn)).await?;
     ensure!(
         done.result.timed_out && done.result.status == ExitStatus::Signal(9),
         "{done:?}"

@@ -195,14 +195,14 @@ async fn answers(vm: &Vm) -> anyhow::Result<()> {
     }
 }
 
-/// The thread that serves the devices rests while the guest has nothing for it.
+/// The threads that serve the devices rest while the guest has nothing for them.
 async fn does_not_spin(vm: &Vm) -> anyhow::Result<()> {
     let window = Duration::from_secs(1);
-    let Ok(before) = procfs::main_thread_time(vm.pid()) else {
+    let Ok(before) = procfs::own_time(vm.pid()) else {
         return Ok(());
     };
     tokio::time::sleep(window).await;
-    let Ok(after) = procfs::main_thread_time(vm.pid()) else {
+    let Ok(after) = procfs::own_time(vm.pid()) else {
         return Ok(());
     };
     let used = after.saturating_sub(before);

@@ -410,7 +410,7 @@ mod tests {
         let saved = for_vcpu(&for_vm(&host(), CpuModel::Host, 2, true), 0);
         assert_eq!(check(&saved, &host()), Ok(()));
         let mut lesser = host();
-        lesser[3].ebx &= !(1 << 5);
+        lesser[2].ebx &= !(1 << 5);
         assert_eq!(
             check(&saved, &lesser),
             Err(CpuMismatch::Features {

@@ -397,7 +397,11 @@ mod tests {
     #[test]
     fn the_baseline_has_no_avx_but_what_v2_needs() {
         let vm = for_vm(&host(), CpuModel::Baseline, 1, true);
-        assert_eq!(find(&vm, 6, 0).unwrap().eax, 4, "the timer must go on when idle");
+        assert_eq!(
+            find(&vm, 6, 0).unwrap().eax,
+            4,
+            "the timer must go on when idle"
+        );
         let ecx = find(&vm, 1, 0).unwrap().ecx;
         assert_eq!(ecx & (1 << 28 | 1 << 26), 0);
         assert_ne!(ecx & (1 << 23), 0);

@@ -7,6 +7,7 @@
 mod agent;
 mod args;
 mod boot;
+mod button;
 mod clock;
 mod conn;
 mod dial;
@@ -117,6 +118,7 @@ async fn serve(plan: Plan) -> std::io::Result<()> {
     tokio::task::spawn_local(async move { reaper.run().await });
     shutdown::on_signals(&agent)?;
     boot::finish(plan.role, &agent.reaper).await;
+    button::watch(&agent);
     let mut listener = Listener::bind(&plan.listen).await?;
     if matches!(plan.listen, Address::Vsock(_)) {
         tokio::task::spawn_local(ready::say_ready());

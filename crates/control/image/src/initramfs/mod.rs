@@ -51,6 +51,8 @@ impl Flavour {
                 "virtio_rng",
                 "virtio_balloon",
                 "pvpanic_mmio",
+                "button",
+                "evdev",
             ],
             // From here they are loaded in a tenth of the time that the compressed ones of the root
             // take under emulation.

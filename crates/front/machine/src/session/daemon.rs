@@ -137,16 +137,28 @@ impl Session {
         }
     }
 
+    /// Waits until the daemon speaks HTTP. A port that is open is not enough: it is bound before the
+    /// daemon has taken over what an earlier one left, and that can fail.
     async fn await_port(&self) {
         let mut pace = tokio::time::interval(Duration::from_millis(50));
         pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             pace.tick().await;
-            let port = DialRequest::Tcp(API_PORT.to_string());
-            if self.client.dial(port).await.is_ok() {
+            if self.speaks_http().await == Some(true) {
                 return;
             }
         }
+    }
+
+    async fn speaks_http(&self) -> Option<bool> {
+        let port = DialRequest::Tcp(API_PORT.to_string());
+        let connection = self.client.dial(port).await.ok()?;
+        connection
+            .write(b"GET /healthz HTTP/1.0\r\n\r\n")
+            .await
+            .ok()?;
+        let answer = connection.read().await.ok()??;
+        Some(answer.starts_with(b"HTTP/"))
     }
 
     /// What the daemon said last.

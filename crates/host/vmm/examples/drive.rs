@@ -44,7 +44,7 @@ fn settings() -> Result<Settings> {
             vcpus: 1,
             cpu: CpuModel::Host,
         },
-        cmdline: forkd_vmm::default_cmdline(),
+        cmdline: forkd_vmm_proto::LINUX_CMDLINE.to_owned(),
         disks: vec![],
         vmm: std::env::current_exe()?.with_file_name("forkd-vmm"),
         until_ready: false,

@@ -14,11 +14,8 @@
 
 pub mod arch;
 pub mod client;
-mod cmdline;
 pub mod kvm;
 pub mod machine;
 pub mod program;
 pub mod state;
 pub mod tiny;
-
-pub use cmdline::default_cmdline;

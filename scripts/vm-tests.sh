@@ -101,7 +101,7 @@ run_soak() {
         else
             failed=$((failed + 1))
         fi
-    done < <("$bin/forkd-e2e" --list "$@" 2>/dev/null | sed -n 's/: test$//p')
+    done < <(FORKD_SOAK=1 "$bin/forkd-e2e" --list "$@" 2>/dev/null | sed -n 's/: test$//p')
     printf '%d passed, %d failed\n' "$passed" "$failed"
     [ "$failed" -eq 0 ]
 }

@@ -27,13 +27,14 @@ pub struct Run {
     pub kit: Kit,
 }
 
+/// This is a soak run: long scenarios, full numbers.
+pub fn soaking() -> bool {
+    std::env::var_os("FORKD_SOAK").is_some_and(|value| !value.is_empty())
+}
+
 /// Repetitions: few in an everyday run, the full number in a soak run.
 pub fn times(everyday: usize, soak: usize) -> usize {
-    if std::env::var_os("FORKD_SOAK").is_some() {
-        soak
-    } else {
-        everyday
-    }
+    if soaking() { soak } else { everyday }
 }
 
 /// Makes a test of a scenario.

@@ -20,22 +20,38 @@ mod unique;
 
 use crate::scenario::{Scenario, list};
 
-/// Every scenario, in the order they run.
+/// The scenarios of this run, in their order: the everyday ones, and in a soak run the long ones as well.
 pub fn all() -> Vec<Scenario> {
+    let mut all = everyday();
+    if crate::scenario::soaking() {
+        all.extend(long());
+    }
+    all
+}
+
+/// What every `make test` tries out.
+fn everyday() -> Vec<Scenario> {
     list![
         boot: one_vcpu, two_vcpus_and_the_portable_cpu, compressed_kernel_and_no_disk,
             memory_on_both_sides_of_the_hole;
         boot_time: against_qemu;
         smp: four_vcpus;
-        exec: many_and_one_after_another, surroundings_of_a_process, endless_output_is_held_back;
+        exec: surroundings_of_a_process, endless_output_is_held_back;
+        interp: state_errors_interrupts_and_death;
+        overhead: memory_of_the_vmm;
+    ]
+}
+
+/// What takes too long for every day on an emulated machine.
+fn long() -> Vec<Scenario> {
+    list![
+        exec: many_and_one_after_another;
         files: more_than_fits_into_memory, everything_else;
         pty: screen_programs;
-        interp: state_errors_interrupts_and_death;
         net: tcp_through_a_tap, tcp_through_a_socket;
         disk: three_more_disks;
         life: pause_resume_and_the_power_button, every_end_has_its_code, adopted_by_the_next_controller,
             no_orphans;
-        overhead: memory_of_the_vmm;
         hostile: rubbish_in_registers_and_queues, fork_bomb_and_no_memory, rubbish_for_the_agent,
             console_flood;
         fork: many_children, two_vcpus, four_vcpus, busy_disk_and_grandchildren;

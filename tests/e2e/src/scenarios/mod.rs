@@ -35,7 +35,6 @@ fn everyday() -> Vec<Scenario> {
         boot: one_vcpu, two_vcpus_and_the_portable_cpu, compressed_kernel_and_no_disk,
             memory_on_both_sides_of_the_hole;
         boot_time: against_qemu;
-        smp: four_vcpus;
         exec: surroundings_of_a_process, endless_output_is_held_back;
         interp: state_errors_interrupts_and_death;
         overhead: memory_of_the_vmm;
@@ -45,6 +44,7 @@ fn everyday() -> Vec<Scenario> {
 /// What takes too long for every day on an emulated machine.
 fn long() -> Vec<Scenario> {
     list![
+        smp: four_vcpus;
         exec: many_and_one_after_another;
         files: more_than_fits_into_memory, everything_else;
         pty: screen_programs;

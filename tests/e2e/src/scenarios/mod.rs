@@ -20,7 +20,7 @@ mod unique;
 
 use crate::scenario::{Scenario, list};
 
-/// The scenarios of this run, in their order: the everyday ones, and in a soak run the long ones as well.
+/// The scenarios of this run, in their order: the everyday ones, and in a soak run the others as well.
 pub fn all() -> Vec<Scenario> {
     let mut all = everyday();
     if crate::scenario::soaking() {
@@ -41,7 +41,8 @@ fn everyday() -> Vec<Scenario> {
     ]
 }
 
-/// What takes too long for every day on an emulated machine.
+/// What only a soak runs: long ones, one that fails now and then (`smp`), and those that have not been seen to
+/// pass. A scenario moves up once it passes every time.
 fn long() -> Vec<Scenario> {
     list![
         smp: four_vcpus;

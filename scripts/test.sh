@@ -9,9 +9,9 @@ at_end 'rm -f "$summary"'
 # Scenarios with real guests have a runner of their own and stay out of here.
 unit_tests() {
     if cargo nextest --version >/dev/null 2>&1; then
-        cargo nextest run --release --workspace --exclude forkd-e2e --no-fail-fast --status-level fail
+        cargo nextest run --locked --release --workspace --exclude forkd-e2e --no-fail-fast --status-level fail
     else
-        cargo test --release --workspace --exclude forkd-e2e --no-fail-fast -q
+        cargo test --locked --release --workspace --exclude forkd-e2e --no-fail-fast -q
     fi
 }
 

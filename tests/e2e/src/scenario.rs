@@ -2,14 +2,21 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
 use forkd_testkit::Kit;
 use libtest_mimic::{Failed, Trial};
 
-/// A scenario never takes longer than this, however slow the machine.
-const LIMIT: Duration = Duration::from_secs(900);
+/// No scenario takes longer than this, however slow the machine.
+fn limit() -> Duration {
+    Duration::from_secs(if soaking() { 3600 } else { 300 })
+}
+
+/// What a scenario left behind when its time was up gets this long to end.
+const GRACE: Duration = Duration::from_secs(5);
 
 type Body = fn(Run) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 
@@ -48,12 +55,35 @@ fn run(body: Body) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let limit = limit();
+    let _watchdog = Watchdog::start(limit + 2 * GRACE);
+    let outcome = runtime.block_on(async {
         let kit = Kit::start().await?;
-        tokio::time::timeout(LIMIT, body(Run { kit }))
+        tokio::time::timeout(limit, body(Run { kit }))
             .await
-            .with_context(|| format!("not finished within {} s", LIMIT.as_secs()))?
-    })
+            .with_context(|| format!("not finished within {} s", limit.as_secs()))?
+    });
+    // Dropping the runtime would wait for a blocked thread without end.
+    runtime.shutdown_timeout(GRACE);
+    outcome
+}
+
+/// Ends the whole run when a scenario blocks the thread that its own time limit runs on.
+struct Watchdog {
+    _ends_it: mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    fn start(limit: Duration) -> Self {
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            if receiver.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("a scenario blocks for {} s; giving up", limit.as_secs());
+                std::process::exit(101);
+            }
+        });
+        Self { _ends_it: sender }
+    }
 }
 
 /// Lists scenarios: `list![boot: one_vcpu, two_vcpus; exec: many]`.

@@ -20,6 +20,7 @@ import socket, sys
 listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
 listener.bind((socket.VMADDR_CID_ANY, int(sys.argv[1])))
 listener.listen()
+listener.settimeout(240)
 print('listening', flush=True)
 print(listener.accept()[1][0], flush=True)
 ";

@@ -23,9 +23,7 @@ use crate::scenario::{Scenario, list};
 /// The scenarios of this run, in their order: the everyday ones, and in a soak run the others as well.
 pub fn all() -> Vec<Scenario> {
     let mut all = everyday();
-    if crate::scenario::soaking() {
-        all.extend(long());
-    }
+    all.extend(long());
     all
 }
 
@@ -34,7 +32,6 @@ fn everyday() -> Vec<Scenario> {
     list![
         boot: one_vcpu, two_vcpus_and_the_portable_cpu, compressed_kernel_and_no_disk,
             memory_on_both_sides_of_the_hole;
-        boot_time: against_qemu;
         exec: surroundings_of_a_process, endless_output_is_held_back;
         interp: state_errors_interrupts_and_death;
         overhead: memory_of_the_vmm;
@@ -45,6 +42,7 @@ fn everyday() -> Vec<Scenario> {
 /// pass. A scenario moves up once it passes every time.
 fn long() -> Vec<Scenario> {
     list![
+        boot_time: against_qemu;
         smp: four_vcpus;
         exec: many_and_one_after_another;
         files: more_than_fits_into_memory, everything_else;

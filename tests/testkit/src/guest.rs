@@ -27,6 +27,12 @@ impl Vm {
         )
     }
 
+    /// Waits until the agent answers. A fork has an agent that was ready long ago and gives no signal.
+    pub async fn answers(&self) -> anyhow::Result<()> {
+        self.agent().await?.ping().await?;
+        Ok(())
+    }
+
     /// Runs a program to its end.
     pub async fn exec(&self, request: ExecRequest) -> anyhow::Result<Captured> {
         Ok(self.agent().await?.exec_capture(request).await?)

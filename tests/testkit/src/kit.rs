@@ -245,7 +245,7 @@ impl Kit {
     /// Starts a child and makes it a machine of its own.
     pub async fn fork_named(&self, frozen: &Frozen, hostname: &str) -> anyhow::Result<Vm> {
         let vm = self.fork(frozen).await?;
-        vm.wait_ready().await?;
+        vm.answers().await?;
         vm.identify(hostname, None).await?;
         Ok(vm)
     }

@@ -20,7 +20,7 @@ use crate::ends::Ends;
 use crate::{Disk, Fds, Frozen};
 
 /// How long a guest may take to boot on a slow, loaded machine.
-const READY_LIMIT: Duration = Duration::from_secs(400);
+const READY_LIMIT: Duration = Duration::from_secs(200);
 /// How long a process may take to be reported as ended.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
@@ -95,7 +95,7 @@ impl Vm {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits for the agent's ready signal.
+    /// Waits for the ready signal that the agent gives once in its life, after the boot.
     pub async fn wait_ready(&self) -> anyhow::Result<()> {
         self.wait_event(READY_LIMIT, |event| matches!(event, Event::AgentReady))
             .await

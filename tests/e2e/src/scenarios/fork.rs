@@ -71,7 +71,7 @@ async fn child(kit: &Kit, frozen: &Frozen, number: usize) -> anyhow::Result<With
         ..Default::default()
     };
     let vm = kit.fork_with(frozen, options).await?;
-    vm.wait_ready().await?;
+    vm.answers().await?;
     let network = NetworkRequest {
         mac: Some(format!(
             "02:00:00:00:{:02x}:{:02x}",

@@ -45,8 +45,7 @@ pub async fn damaged_snapshots_are_refused(run: Run) -> anyhow::Result<()> {
 
     // The shell that has refused all of that takes the whole one.
     kit.restore(&shell, &frozen, ForkOptions::default()).await?;
-    shell.wait_ready().await?;
-    shell.agent().await?.ping().await?;
+    shell.answers().await?;
     Ok(())
 }
 
@@ -170,7 +169,7 @@ pub async fn killed_while_it_writes(run: Run) -> anyhow::Result<()> {
         };
         let shell = kit.empty(shape).await?;
         match kit.restore(&shell, &found, ForkOptions::default()).await {
-            Ok(()) => shell.wait_ready().await?,
+            Ok(()) => shell.answers().await?,
             Err(error) => {
                 let said = vmm_error(&error)?;
                 ensure!(

@@ -158,7 +158,7 @@ async fn child(kit: &Kit, frozen: &Frozen, number: usize) -> anyhow::Result<Chil
     };
     let generation = options.generation;
     let vm = kit.fork_with(frozen, options).await?;
-    vm.wait_ready().await?;
+    vm.answers().await?;
     let network = NetworkRequest {
         mac: Some(format!("02:00:00:00:01:{number:02x}")),
         address: Some("10.78.0.2/24".to_owned()),

@@ -191,7 +191,14 @@ impl Error {
 
     /// The message and its causes in one line.
     pub fn chain(&self) -> String {
-        chain(self)
+        match self {
+            // Its code says nothing that the message does not.
+            Self::Agent {
+                action,
+                source: ClientError::Agent(refused),
+            } => format!("{action}: {}", refused.message),
+            error => chain(error),
+        }
     }
 }
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use forkd_api::{DEFAULT_URL, ErrorCode};
-use forkd_client::{Client, Error, Target};
+use forkd_client::{Client, Error, InvalidTarget, Target};
+use forkd_machine::{Machine, MachineName};
 
 use crate::args::DaemonArgs;
 use crate::error::{CliError, CliResult};
@@ -13,18 +14,30 @@ use crate::error::{CliError, CliResult};
 /// The name of the daemon's socket in its run directory.
 const SOCKET: &str = "forkd/forkd.sock";
 
-/// A connection to the daemon that was named, or to the one of this host.
+/// A connection to the daemon that was named, or to the one of this user's machine or of this host.
 pub fn connect(args: &DaemonArgs) -> Result<Client, CliError> {
-    let target: Target = match &args.daemon_url {
-        Some(url) => url.parse().map_err(|error| failed(Error::Target(error)))?,
-        None => match local_socket() {
-            Some(path) => Target::Unix(path),
-            None => DEFAULT_URL
-                .parse()
-                .map_err(|error| failed(Error::Target(error)))?,
-        },
-    };
+    let target = target(args).map_err(|error| failed(Error::Target(error)))?;
     Client::new(&target, args.daemon_token.clone()).map_err(failed)
+}
+
+/// Where the daemon is: as named, else in a machine that runs, else behind a local socket, else at the usual port.
+fn target(args: &DaemonArgs) -> Result<Target, InvalidTarget> {
+    if let Some(url) = &args.daemon_url {
+        return url.parse();
+    }
+    if let Some(port) = machine_port() {
+        return format!("http://127.0.0.1:{port}").parse();
+    }
+    local_socket().map_or_else(|| DEFAULT_URL.parse(), |path| Ok(Target::Unix(path)))
+}
+
+/// The machine that `forkd machine` means without `--name`.
+fn machine_port() -> Option<u16> {
+    let name = match std::env::var("FORKD_MACHINE") {
+        Ok(name) => name.parse().ok()?,
+        Err(_) => MachineName::default(),
+    };
+    Machine::named(name).ok()?.daemon_port()
 }
 
 fn local_socket() -> Option<PathBuf> {

@@ -46,6 +46,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The innermost cause: what the layers of an HTTP client say above it helps nobody.
+    pub(crate) fn root(error: reqwest::Error) -> Box<dyn std::error::Error + Send + Sync> {
+        let mut cause: &dyn std::error::Error = &error;
+        while let Some(source) = cause.source() {
+            cause = source;
+        }
+        cause.to_string().into()
+    }
+
     /// The daemon's code, if it answered.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {

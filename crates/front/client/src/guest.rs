@@ -64,7 +64,7 @@ impl Client {
         response
             .bytes()
             .await
-            .map_err(|error| Error::CutOff(Box::new(error)))
+            .map_err(|error| Error::CutOff(Error::root(error)))
     }
 
     /// Reads a file as it comes.
@@ -78,7 +78,7 @@ impl Client {
             .await?;
         Ok(response
             .bytes_stream()
-            .map(|chunk| chunk.map_err(|error| Error::CutOff(Box::new(error)))))
+            .map(|chunk| chunk.map_err(|error| Error::CutOff(Error::root(error)))))
     }
 
     /// Writes a file.

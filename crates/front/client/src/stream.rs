@@ -43,7 +43,7 @@ impl<T: DeserializeOwned> Frames<T> {
                 .response
                 .chunk()
                 .await
-                .map_err(|error| Error::CutOff(Box::new(error)))?;
+                .map_err(|error| Error::CutOff(Error::root(error)))?;
             let Some(chunk) = chunk else {
                 return Ok(None);
             };

@@ -59,10 +59,10 @@ impl Client {
             if source.is_connect() || source.is_builder() {
                 Error::Unreachable {
                     target: self.target.to_string(),
-                    source: Box::new(source),
+                    source: Error::root(source),
                 }
             } else {
-                Error::CutOff(Box::new(source))
+                Error::CutOff(Error::root(source))
             }
         })?;
         if response.status().is_success() {
@@ -72,7 +72,7 @@ impl Client {
         let bytes = response
             .bytes()
             .await
-            .map_err(|error| Error::CutOff(Box::new(error)))?;
+            .map_err(|error| Error::CutOff(Error::root(error)))?;
         let body = serde_json::from_slice(&bytes).unwrap_or_else(|_| ErrorBody {
             error: format!(
                 "HTTP {status}: {}",
@@ -97,7 +97,7 @@ impl Client {
         let bytes = response
             .bytes()
             .await
-            .map_err(|error| Error::CutOff(Box::new(error)))?;
+            .map_err(|error| Error::CutOff(Error::root(error)))?;
         serde_json::from_slice(&bytes).map_err(|source| Error::BadAnswer { status, source })
     }
 

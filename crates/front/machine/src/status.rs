@@ -105,6 +105,12 @@ pub struct RunStatus {
 }
 
 impl Machine {
+    /// The port of this host that leads to the daemon inside; `None` when the machine does not run.
+    #[must_use]
+    pub fn daemon_port(&self) -> Option<u16> {
+        self.live_record().ok()?.map(|record| record.api_port)
+    }
+
     /// What the machine is doing.
     pub async fn status(&self) -> Result<Status, MachineError> {
         let root = self.layout.root();

@@ -5,6 +5,7 @@
 
 mod channel;
 mod fork;
+mod heap;
 mod inherit;
 mod pagemap;
 mod signal;
@@ -12,6 +13,7 @@ mod tap;
 
 pub use channel::{Channel, ChannelError, Received};
 pub use fork::{ChildWriter, ForkError};
+pub use heap::use_one_heap;
 pub use inherit::inherited_fd;
 pub use pagemap::{PageRange, Pagemap, PagemapError};
 pub use signal::{

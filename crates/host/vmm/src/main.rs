@@ -4,6 +4,7 @@ use std::process;
 
 use forkd_sys::{
     Channel, ignore_sigpipe, inherited_fd, install_forbidden_call_handler, install_kick_handler,
+    use_one_heap,
 };
 use forkd_vmm::kvm::Hypervisor;
 use forkd_vmm::program::{Options, Session, USAGE, chain, init_log};
@@ -36,6 +37,7 @@ fn main() {
 }
 
 fn run(control_fd: i32, kvm_fd: Option<i32>, seccomp: bool) -> ExitCode {
+    use_one_heap();
     init_log();
     ignore_sigpipe();
     let started = start(control_fd, kvm_fd, seccomp);

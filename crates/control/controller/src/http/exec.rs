@@ -152,7 +152,16 @@ pub async fn exec(
     metrics::histogram!("forkd_exec_seconds").record(started.elapsed().as_secs_f64());
     let done = match done {
         Ok(done) => done,
-        Err(error) => return not_started(error, &request.args),
+        Err(error) => {
+            let (code, stderr) = not_started(error, &request.args)?;
+            return Ok(Json(ExecResponse {
+                stdout: String::new(),
+                stderr,
+                exit_code: code,
+                timed_out: false,
+                truncated: false,
+            }));
+        }
     };
     Ok(Json(ExecResponse {
         stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
@@ -163,21 +172,23 @@ pub async fn exec(
     }))
 }
 
-/// A program that is not there is an answer, as a shell gives it, not a failure of the daemon.
-fn not_started(error: forkd_guest_client::Error, args: &[String]) -> Answer<Json<ExecResponse>> {
+/// A program that cannot be run is an answer, not a failure of the daemon: the exit code that a shell gives, and
+/// the reason as what was written to stderr.
+pub fn not_started(
+    error: forkd_guest_client::Error,
+    args: &[String],
+) -> Result<(i64, String), Error> {
     let program = args.first().map_or("", String::as_str);
-    let code = match error.code() {
-        Some(guest::ErrorCode::NotFound) => 127,
-        Some(guest::ErrorCode::ExecFailed | guest::ErrorCode::Permission) => 126,
-        _ => return Err(Error::agent(format!("{program:?} could not be run"))(error).into()),
-    };
-    Ok(Json(ExecResponse {
-        stdout: String::new(),
-        stderr: format!("{program}: {}\n", crate::error::chain(&error)),
-        exit_code: code,
-        timed_out: false,
-        truncated: false,
-    }))
+    match error {
+        forkd_guest_client::Error::Agent(refused)
+            if refused.code == guest::ErrorCode::ExecFailed =>
+        {
+            let missing = refused.errno == Some(rustix::io::Errno::NOENT.raw_os_error());
+            let code = if missing { 127 } else { 126 };
+            Ok((code, format!("{}\n", refused.message)))
+        }
+        error => Err(Error::agent(format!("{program:?} could not be run"))(error)),
+    }
 }
 
 async fn patiently<T>(work: impl Future<Output = T>, seconds: u64) -> Result<T, Error> {
@@ -223,8 +234,17 @@ async fn follow(
     input: Option<String>,
     frames: mpsc::Sender<ExecFrame>,
 ) {
+    let args = wish.argv.clone();
+    let exec = match client.exec(wish).await {
+        Ok(exec) => exec,
+        Err(error) => {
+            for frame in unstarted(error, &args) {
+                let _ = frames.send(frame).await;
+            }
+            return;
+        }
+    };
     let result = async {
-        let exec = client.exec(wish).await?;
         let stdin = exec.stdin();
         let feed = async {
             if let Some(input) = input {
@@ -244,6 +264,26 @@ async fn follow(
             code: error.code(),
         };
         let _ = frames.send(frame).await;
+    }
+}
+
+/// What is sent in place of the output of a program that could not be run.
+pub fn unstarted(error: forkd_guest_client::Error, args: &[String]) -> Vec<ExecFrame> {
+    match not_started(error, args) {
+        Ok((exit_code, stderr)) => vec![
+            ExecFrame::Stderr {
+                text: Some(stderr),
+                base64: None,
+            },
+            ExecFrame::Exit {
+                exit_code,
+                timed_out: false,
+            },
+        ],
+        Err(error) => vec![ExecFrame::Error {
+            error: error.chain(),
+            code: error.code(),
+        }],
     }
 }
 

@@ -11,7 +11,7 @@ use forkd_guest_client::{Client, Exec, Output};
 use forkd_guest_proto as guest;
 
 use super::errors::{Answer, Failure};
-use super::exec::exit_code;
+use super::exec::{exit_code, not_started};
 use super::extract::PathId;
 use crate::app::App;
 use crate::error::Error;
@@ -76,11 +76,11 @@ impl Session {
         let Some(start) = self.start().await? else {
             return Ok(());
         };
-        let mut exec = self
-            .client
-            .exec(wish(start))
-            .await
-            .map_err(Error::agent("the program could not be run"))?;
+        let args = start.args.clone();
+        let mut exec = match self.client.exec(wish(start)).await {
+            Ok(exec) => exec,
+            Err(error) => return self.not_started(error, &args).await,
+        };
         let pid = exec.started().pid;
         self.say(&ExecFrame::Started { pid }).await?;
         let stdin = exec.stdin();
@@ -120,6 +120,20 @@ impl Session {
         self.say(&ExecFrame::Exit {
             exit_code,
             timed_out: result.timed_out,
+        })
+        .await
+    }
+
+    async fn not_started(
+        &mut self,
+        error: forkd_guest_client::Error,
+        args: &[String],
+    ) -> Result<(), Error> {
+        let (exit_code, why) = not_started(error, args)?;
+        self.output(Output::Stderr(why.into_bytes())).await?;
+        self.say(&ExecFrame::Exit {
+            exit_code,
+            timed_out: false,
         })
         .await
     }

@@ -57,6 +57,12 @@ async fn upload(client: &Client, from: &str, id: &str, path: &str, ui: &Ui) -> C
         let mode = std::fs::metadata(from)?.permissions().mode() & 0o777;
         (content, Some(mode))
     };
+    if from == "-" && path.ends_with('/') {
+        return Err(
+            CliError::from(anyhow!("what comes from standard input has no name"))
+                .with_hint(format!("write the whole path: {id}:{path}NAME")),
+        );
+    }
     let name = from.rsplit('/').next().unwrap_or(from);
     let path = if path.ends_with('/') {
         format!("{path}{name}")

@@ -9,7 +9,11 @@ use crate::ui::Ui;
 pub fn run(args: &LogsArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
     block_on(async {
-        ui.raw(&client.logs(&args.id, args.tail).await.map_err(failed)?)?;
+        let console = client.logs(&args.id, args.tail).await.map_err(failed)?;
+        if console.is_empty() {
+            ui.aside("nothing was written to the console since the sandbox started");
+        }
+        ui.raw(&console)?;
         Ok(Exit::OK)
     })
 }

@@ -137,6 +137,7 @@ impl Vm {
             hostname: Some(hostname.to_owned()),
             unix_ns: Some(i64::try_from(now)?),
             network,
+            hook_timeout_ms: Some(60_000),
             ..Default::default()
         };
         self.agent()

@@ -1,5 +1,7 @@
 //! What a VM is made of, as the controller describes it.
 
+use std::fmt;
+
 use forkd_types::MiB;
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +30,18 @@ pub struct Shape {
     pub vcpus: u8,
     /// Which CPU features the guest may see.
     pub cpu: CpuModel,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { memory, vcpus, cpu } = self;
+        let plural = if *vcpus == 1 { "" } else { "s" };
+        let cpu = match cpu {
+            CpuModel::Host => "the host's",
+            CpuModel::Baseline => "baseline",
+        };
+        write!(f, "{memory}, {vcpus} vCPU{plural}, {cpu} CPU features")
+    }
 }
 
 /// Which CPU features the guest may see.

@@ -17,14 +17,14 @@ use crate::scenario::{Run, times};
 /// The file is larger than the guest's memory.
 pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {
     let options = BootOptions {
-        memory: MiB(128),
+        memory: MiB(64),
         ..Default::default()
     };
     let vm = run.kit.boot(options).await?;
     let agent = vm.agent().await?;
     let before = procfs::memory(std::process::id())?.own_pss;
     let path = "/var/tmp/large";
-    let blocks = times(160, 1_024);
+    let blocks = times(48, 4_096);
     let mut writer = agent.write(WriteRequest {
         path: path.to_owned(),
         ..Default::default()

@@ -251,7 +251,7 @@ async fn out_of_memory(agent: &Client) -> anyhow::Result<()> {
 async fn fork_bomb(agent: &Client) -> anyhow::Result<()> {
     let bomb = agent
         .start(ExecRequest {
-            argv: ["bash", "-c", "b() { b | b & }; b; wait"]
+            argv: ["bash", "-c", "b() { b | b & }; b; exec sleep 600"]
                 .map(str::to_owned)
                 .to_vec(),
             ..Default::default()
@@ -326,14 +326,15 @@ async fn drain(mut stream: UnixStream) -> anyhow::Result<()> {
 
 /// The console takes what it was given, and no more.
 pub async fn console_flood(run: Run) -> anyhow::Result<()> {
-    let limit = 1 << 20;
+    // Every byte is an exit of the guest, which is dear in an emulated machine.
+    let limit = 100 << 10;
     let options = BootOptions {
         console_limit: limit,
         ..Default::default()
     };
     let vm = run.kit.boot(options).await?;
     let before = procfs::memory(vm.pid())?.own_pss;
-    vm.sh("head -c 3000000 /dev/zero | tr '\\0' x > /dev/ttyS0")
+    vm.sh("head -c 300000 /dev/zero | tr '\\0' x > /dev/ttyS0")
         .await?;
     let length = std::fs::metadata(vm.folder().join("console.log"))?.len();
     ensure!(

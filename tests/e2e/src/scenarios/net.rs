@@ -11,14 +11,16 @@ use forkd_testkit::{BootOptions, Kit, Namespace, Pump};
 use forkd_vmm_proto::NetBackend;
 use sha2::{Digest, Sha256};
 
-use crate::scenario::Run;
+use crate::scenario::{Run, times};
 
 const HOST: &str = "10.77.0.1";
 const HOST_NET: &str = "10.77.0.1/24";
 const GUEST_NET: &str = "10.77.0.2/24";
 const PORT: u16 = 7000;
 /// Bytes each way.
-const AMOUNT: usize = 100_000_000;
+fn amount() -> usize {
+    times(10_000_000, 100_000_000)
+}
 const BLOCK: usize = 1 << 20;
 
 /// Sends, says so by closing its half, receives, and prints the digests of both.
@@ -71,15 +73,15 @@ async fn transfer(
     };
     vm.agent().await?.network(network).await?;
     let said = vm
-        .python(CLIENT, &[HOST, &PORT.to_string(), &AMOUNT.to_string()])
+        .python(CLIENT, &[HOST, &PORT.to_string(), &amount().to_string()])
         .await?;
     let seen = tokio::task::spawn_blocking(move || server.join())
         .await?
         .map_err(|_| anyhow::anyhow!("the server panicked"))??;
-    let wanted = format!("{} {} {AMOUNT}", seen.received, seen.sent);
+    let wanted = format!("{} {} {}", seen.received, seen.sent, amount());
     ensure!(said == wanted, "the guest says {said}, the host {wanted}");
     ensure!(
-        seen.count == AMOUNT,
+        seen.count == amount(),
         "{} bytes reached the host",
         seen.count
     );
@@ -116,7 +118,7 @@ fn exchange(mut link: TcpStream) -> anyhow::Result<Seen> {
     }
     let block: Vec<u8> = (0..BLOCK).map(|_| rand::random()).collect();
     let mut sent = Sha256::new();
-    let mut left = AMOUNT;
+    let mut left = amount();
     while left > 0 {
         let part = block.get(..left.min(BLOCK)).unwrap_or_default();
         link.write_all(part)?;

@@ -26,8 +26,11 @@ use wire::Ask;
 const MAX_INTERPS: usize = 32;
 /// How long starting and warming up may take.
 const START_TIME: Duration = Duration::from_secs(300);
-/// How long an interpreter may take over something that is not a call.
-const CONTROL_TIME: Duration = Duration::from_secs(5);
+/// How long an interpreter may take over something that is not a call, on a host that is busy.
+const CONTROL_TIME: Duration = Duration::from_secs(30);
+/// The same for one that is in the middle of a call: it does what it was asked once the call is over, and
+/// nobody has to wait for that.
+const CONTROL_TIME_IN_CALL: Duration = Duration::from_secs(1);
 
 /// One interpreter, which outlives the processes that are it in turn.
 pub struct Interp {
@@ -201,13 +204,22 @@ impl Interps {
         let mut done = Vec::new();
         for (interp, answer) in asked {
             let Ok(answer) = answer else { continue };
-            match tokio::time::timeout(CONTROL_TIME, answer).await {
+            let in_call = interp.turn.try_lock().is_err();
+            let limit = if in_call {
+                CONTROL_TIME_IN_CALL
+            } else {
+                CONTROL_TIME
+            };
+            match tokio::time::timeout(limit, answer).await {
                 Ok(Ok(answer)) if answer.error.is_none() => done.push(interp.name.clone()),
                 Ok(Ok(answer)) => {
                     let message = answer.error.map(|error| error.message).unwrap_or_default();
                     warnings.push(format!("interpreter {}: {message}", interp.name));
                 }
                 Ok(Err(_)) => warnings.push(format!("interpreter {} died", interp.name)),
+                Err(_) if in_call => {
+                    warnings.push(format!("interpreter {} is in a call", interp.name));
+                }
                 Err(_) => warnings.push(format!("interpreter {} does not answer", interp.name)),
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   running ──► all stopped ──► state read, process forked, disks get new layers ──► running
-//!                                    └─► child writes memory ─► done ─► page map written ─► report
+//!                                    └─► child writes memory ─► done ─► page map, then state written ─► report
 //! ```
 //!
 //! Whatever fails between stopping and going on, the machine is as it was before.
@@ -105,6 +105,7 @@ struct Files {
 pub struct CutInProgress {
     written: Written,
     index: Option<(File, PageMap)>,
+    state: (File, Vec<u8>),
     started: Instant,
     stays_paused: bool,
     report: CutReport,
@@ -119,8 +120,8 @@ pub struct CutDone {
 }
 
 impl Machine {
-    /// Takes the state. When this returns the machine runs again if that was asked for, and its state is
-    /// written; memory is still being written.
+    /// Takes the state. When this returns the machine runs again if that was asked for; memory is still being
+    /// written, and the state follows it.
     pub fn cut(&mut self, spec: &CutSpec, mut fds: Fds) -> Result<CutDone, CutError> {
         let started = Instant::now();
         if !matches!(self.phase, VmmPhase::Running | VmmPhase::Paused) {
@@ -149,13 +150,13 @@ impl Machine {
         let pause = stopped.elapsed();
         let (state, written) = captured?;
         let stays_paused = was_running && !goes_on;
-        let bytes = match write_state(&state, &mut files.state) {
+        let state = match state.encode() {
             Ok(bytes) => bytes,
             Err(error) => {
                 if stays_paused {
                     self.resume()?;
                 }
-                return Err(error);
+                return Err(error.into());
             }
         };
         let index = match (files.index, self.ram.image()) {
@@ -166,13 +167,14 @@ impl Machine {
             progress: CutInProgress {
                 written,
                 index,
-                started,
-                stays_paused,
                 report: CutReport {
                     pause_us: pause.as_micros() as u64,
-                    state_bytes: bytes,
+                    state_bytes: state.len() as u64,
                     ..CutReport::default()
                 },
+                state: (files.state, state),
+                started,
+                stays_paused,
             },
             pause: goes_on.then_some(pause),
         })
@@ -296,6 +298,9 @@ impl CutInProgress {
             let map = map.overlay(&written.changes())?;
             write_synced(&mut file, &map.encode(), "page map")?;
         }
+        // The state comes last: a state file that is whole never stands beside memory that is not.
+        let (mut file, state) = self.state;
+        write_synced(&mut file, &state, "state file")?;
         Ok(CutReport {
             pages_written: written.written,
             zero_pages: written.zero,
@@ -303,12 +308,6 @@ impl CutInProgress {
             ..self.report
         })
     }
-}
-
-fn write_state(state: &MachineState, file: &mut File) -> Result<u64, CutError> {
-    let bytes = state.encode()?;
-    write_synced(file, &bytes, "state file")?;
-    Ok(bytes.len() as u64)
 }
 
 fn write_synced(file: &mut File, bytes: &[u8], what: &'static str) -> Result<(), CutError> {

@@ -45,7 +45,7 @@ pub enum RestoreError {
     #[error("cannot use the state file")]
     State(#[from] StateError),
     /// The snapshot is of another shape than the shell.
-    #[error("the snapshot is of {saved:?}, the shell is {shell:?}")]
+    #[error("the snapshot is of a machine with {saved}, the shell has {shell}")]
     Shape {
         /// Of the snapshot.
         saved: Shape,

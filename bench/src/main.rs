@@ -1,5 +1,6 @@
 //! `forkd-bench`: measures what forkd promises, and says what each clock covers.
 
+mod children;
 mod floor;
 mod fork;
 mod report;
@@ -27,6 +28,8 @@ struct Args {
 enum What {
     /// The fork path with a guest of a few bytes; needs /dev/kvm and nothing else.
     Primitives(PrimitivesArgs),
+    /// Children of a warm Python parent, through the daemon of this host.
+    Fork(children::Args),
     /// One child of the floor measurement.
     #[command(name = floor::CHILD, hide = true)]
     FloorChild {
@@ -62,6 +65,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().what {
         What::FloorChild { memory } => floor::child(memory),
         What::Primitives(args) => primitives(&args),
+        What::Fork(args) => children::run(&args),
     }
 }
 

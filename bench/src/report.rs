@@ -51,9 +51,9 @@ impl Fork {
     }
 }
 
-/// Where and how it was measured.
+/// The host something was measured on.
 #[derive(Debug, Serialize)]
-pub struct Conditions {
+pub struct Host {
     /// CPU as the kernel names it.
     pub cpu: String,
     /// How many of them.
@@ -62,10 +62,42 @@ pub struct Conditions {
     pub kernel: String,
     /// What the probe says of `/dev/kvm`.
     pub kvm: &'static str,
-    /// Guest memory.
-    pub memory_mib: u32,
     /// Load average over a minute when the run began.
     pub load: f64,
+}
+
+impl Host {
+    /// Looks at this host.
+    pub fn here() -> Self {
+        Self {
+            cpu: cpu_model(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
+            kvm: forkd_probe::probe().verdict.as_str(),
+            load: first_number("/proc/loadavg"),
+        }
+    }
+
+    /// All of it in a line.
+    pub fn line(&self) -> String {
+        format!(
+            "{} x{}, Linux {}, /dev/kvm {}, load {:.1}",
+            self.cpu, self.cores, self.kernel, self.kvm, self.load
+        )
+    }
+}
+
+/// Where and how it was measured.
+#[derive(Debug, Serialize)]
+pub struct Conditions {
+    /// The host.
+    #[serde(flatten)]
+    pub host: Host,
+    /// Guest memory.
+    pub memory_mib: u32,
     /// Rounds of each burst; the fastest wall time of each side counts.
     pub rounds: usize,
     /// What the clocks cover.
@@ -76,15 +108,8 @@ impl Conditions {
     /// Looks at this host.
     pub fn here(memory_mib: u32, rounds: usize) -> Self {
         Self {
-            cpu: cpu_model(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: rustix::system::uname()
-                .release()
-                .to_string_lossy()
-                .into_owned(),
-            kvm: forkd_probe::probe().verdict.as_str(),
+            host: Host::here(),
             memory_mib,
-            load: first_number("/proc/loadavg"),
             rounds,
             clock: "fork: from asking forkd-spawn for the shell until the child's first instruction has \
                     signalled the asking process; pooled shells, one process per VM, own console file and \
@@ -101,8 +126,10 @@ impl Primitives {
         let c = &self.conditions;
         let _ = writeln!(
             text,
-            "{} x{}, Linux {}, /dev/kvm {}, {} MiB guests, load {:.1}, best of {} rounds\n",
-            c.cpu, c.cores, c.kernel, c.kvm, c.memory_mib, c.load, c.rounds
+            "{}, {} MiB guests, best of {} rounds\n",
+            c.host.line(),
+            c.memory_mib,
+            c.rounds
         );
         let _ = writeln!(
             text,

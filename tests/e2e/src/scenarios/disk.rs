@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 
 use crate::scenario::{Run, times};
 
-const SIZE: u64 = 256 << 20;
+const SIZE: u64 = 128 << 20;
 const LIMIT: u64 = 32 << 20;
 const BLOCK: usize = 4096;
 
@@ -79,14 +79,14 @@ async fn file_system(vm: &Vm, data: &Disk) -> anyhow::Result<()> {
          find . -type f -name 'file*' | xargs sha256sum | sed 's|\\./|/mnt/|' > sums && sync",
     )
     .await?;
-    vm.sh("head -c 100000000 /dev/urandom > /mnt/large && sync")
+    vm.sh("head -c 60000000 /dev/urandom > /mnt/large && sync")
         .await?;
     let full = data.allocated()?;
-    ensure!(full > 100_000_000, "{full} bytes are taken");
+    ensure!(full > 60_000_000, "{full} bytes are taken");
     vm.sh("rm /mnt/large && sync && fstrim /mnt").await?;
     let trimmed = data.allocated()?;
     ensure!(
-        trimmed + 80_000_000 < full,
+        trimmed + 50_000_000 < full,
         "{full} bytes before the trim, {trimmed} after it"
     );
     let said = vm

@@ -17,7 +17,8 @@ use crate::scenario::{Run, times};
 /// The file is larger than the guest's memory.
 pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {
     let options = BootOptions {
-        memory: MiB(64),
+        // The least that a stock kernel and its initramfs start with.
+        memory: MiB(96),
         ..Default::default()
     };
     let vm = run.kit.boot(options).await?;

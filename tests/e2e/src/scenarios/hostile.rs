@@ -327,14 +327,14 @@ async fn drain(mut stream: UnixStream) -> anyhow::Result<()> {
 /// The console takes what it was given, and no more.
 pub async fn console_flood(run: Run) -> anyhow::Result<()> {
     // Every byte is an exit of the guest, which is dear in an emulated machine.
-    let limit = 100 << 10;
+    let limit = 20 << 10;
     let options = BootOptions {
         console_limit: limit,
         ..Default::default()
     };
     let vm = run.kit.boot(options).await?;
     let before = procfs::memory(vm.pid())?.own_pss;
-    vm.sh("head -c 300000 /dev/zero | tr '\\0' x > /dev/ttyS0")
+    vm.sh("head -c 60000 /dev/zero | tr '\\0' x > /dev/ttyS0")
         .await?;
     let length = std::fs::metadata(vm.folder().join("console.log"))?.len();
     ensure!(

@@ -23,39 +23,39 @@ use crate::scenario::{Scenario, list};
 /// The scenarios of this run, in their order: the everyday ones, and in a soak run the others as well.
 pub fn all() -> Vec<Scenario> {
     let mut all = everyday();
-    all.extend(long());
+    if crate::scenario::soaking() {
+        all.extend(long());
+    }
     all
 }
 
-/// What every `make test` tries out.
+/// What every `make test` tries out, with small counts.
 fn everyday() -> Vec<Scenario> {
     list![
         boot: one_vcpu, two_vcpus_and_the_portable_cpu, compressed_kernel_and_no_disk,
             memory_on_both_sides_of_the_hole;
-        exec: surroundings_of_a_process, endless_output_is_held_back;
-        interp: state_errors_interrupts_and_death;
-        overhead: memory_of_the_vmm;
-    ]
-}
-
-/// What only a soak runs: long ones, one that fails now and then (`smp`), and those that have not been seen to
-/// pass. A scenario moves up once it passes every time.
-fn long() -> Vec<Scenario> {
-    list![
-        boot_time: against_qemu;
         smp: four_vcpus;
-        exec: many_and_one_after_another;
+        exec: surroundings_of_a_process, endless_output_is_held_back, many_and_one_after_another;
         files: more_than_fits_into_memory, everything_else;
         pty: screen_programs;
+        interp: state_errors_interrupts_and_death;
         net: tcp_through_a_tap, tcp_through_a_socket;
         disk: three_more_disks;
         life: pause_resume_and_the_power_button, every_end_has_its_code, adopted_by_the_next_controller,
             no_orphans;
         hostile: rubbish_in_registers_and_queues, fork_bomb_and_no_memory, rubbish_for_the_agent,
             console_flood;
+        overhead: memory_of_the_vmm;
         fork: many_children, two_vcpus, four_vcpus, busy_disk_and_grandchildren;
         unique: children_share_nothing;
         snapshot_safety: damaged_snapshots_are_refused, killed_while_it_writes;
+    ]
+}
+
+/// What only a soak runs: scenarios that are long however small their counts.
+fn long() -> Vec<Scenario> {
+    list![
+        boot_time: against_qemu;
         branch: consistent_under_load;
     ]
 }

@@ -52,7 +52,7 @@ pub enum KernelError {
     #[error("the kernel is neither an ELF file nor a bzImage")]
     Unknown,
     /// The image is one of them, but damaged or too large for the VM.
-    #[error("the kernel image cannot be loaded")]
+    #[error("the kernel image is damaged or larger than the guest's memory")]
     Load(#[source] linux_loader::loader::Error),
     /// A bzImage from before 64-bit entry points.
     #[error("the bzImage has no 64-bit entry point")]

@@ -1,0 +1,118 @@
+//! What `fork` measured, for people and for programs.
+
+use std::fmt::Write as _;
+
+use forkd_types::MiB;
+use serde::Serialize;
+
+use super::memory::Counted;
+use crate::report::Host;
+use crate::stats::Spread;
+
+/// All that `fork` measures.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Bursts, in the order asked for.
+    pub fork: Vec<Children>,
+    /// Where and how it was measured.
+    pub conditions: Conditions,
+}
+
+/// One burst.
+#[derive(Debug, Serialize)]
+pub struct Children {
+    /// How many children at once.
+    pub n: usize,
+    /// From the request to the answer that all agents have answered.
+    pub wall_ms: f64,
+    /// From the request to the answer of each agent.
+    pub ready_ms: Spread,
+    /// The first evaluation in the warm interpreter, all children asked at once.
+    pub eval_ms: Spread,
+    /// The first command, all children asked at once.
+    pub exec_ms: Spread,
+    /// `ready_ms` of children that were started one after another.
+    pub sequential_ready_ms: Spread,
+    /// Memory, if the daemon's children are processes of this host.
+    pub memory: Option<PerChild>,
+}
+
+/// Memory of one child.
+#[derive(Debug, Serialize)]
+pub struct PerChild {
+    /// After the first evaluation and the first command.
+    #[serde(flatten)]
+    pub counted: Counted,
+    /// After idling.
+    pub idle_60s: Counted,
+}
+
+/// Where and how it was measured.
+#[derive(Debug, Serialize)]
+pub struct Conditions {
+    /// The host.
+    #[serde(flatten)]
+    pub host: Host,
+    /// Guest memory.
+    pub memory_mib: u32,
+    /// What the clocks cover.
+    pub clock: &'static str,
+    /// What the memory figures count.
+    pub memory_counted: &'static str,
+}
+
+impl Conditions {
+    /// Says how this program measures.
+    pub fn new(host: Host, memory: MiB) -> Self {
+        Self {
+            host,
+            memory_mib: memory.0,
+            clock: "through the daemon's REST API; ready: from the request for the burst to the moment the \
+                    child's agent has answered and has made it a machine of its own; eval, exec: from \
+                    sending the request to its answer, all children asked at once",
+            memory_counted: "PSS of the VMM processes from smaps_rollup; kernel: what MemAvailable lost \
+                             since before the burst less their anonymous and shared memory, so it also \
+                             holds shells made to refill the pool",
+        }
+    }
+}
+
+impl Report {
+    /// A table.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let c = &self.conditions;
+        let _ = writeln!(text, "{}, {} MiB guests\n", c.host.line(), c.memory_mib);
+        let _ = writeln!(
+            text,
+            "{:>5} {:>9} {:>20} {:>20} {:>20} {:>12} {:>22}",
+            "n",
+            "wall ms",
+            "ready p50/p99",
+            "eval p50/p99",
+            "exec p50/p99",
+            "burst/seq",
+            "KiB a child (kernel)"
+        );
+        for burst in &self.fork {
+            let pair = |spread: &Spread| format!("{:.1}/{:.1}", spread.p50, spread.p99);
+            let memory = burst.memory.as_ref().map_or("-".to_owned(), |memory| {
+                let now = memory.idle_60s;
+                format!("{} ({})", now.pss_kib_per_child, now.kernel_kib_per_child)
+            });
+            let _ = writeln!(
+                text,
+                "{:>5} {:>9.1} {:>20} {:>20} {:>20} {:>12.2} {:>22}",
+                burst.n,
+                burst.wall_ms,
+                pair(&burst.ready_ms),
+                pair(&burst.eval_ms),
+                pair(&burst.exec_ms),
+                burst.wall_ms / (burst.n as f64 * burst.sequential_ready_ms.p50),
+                memory,
+            );
+        }
+        let _ = writeln!(text, "\nclock: {}\nmemory: {}", c.clock, c.memory_counted);
+        text
+    }
+}

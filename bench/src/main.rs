@@ -1,5 +1,6 @@
 //! `forkd-bench`: measures what forkd promises, and says what each clock covers.
 
+mod chart;
 mod children;
 mod floor;
 mod fork;
@@ -56,6 +57,10 @@ struct PrimitivesArgs {
     #[arg(long)]
     json: bool,
 
+    /// Draw the forks to this SVG file, too.
+    #[arg(long, value_name = "FILE")]
+    chart: Option<PathBuf>,
+
     /// Where images and sockets go [default: a folder in memory].
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     work: PathBuf,
@@ -100,6 +105,9 @@ fn primitives(args: &PrimitivesArgs) -> anyhow::Result<()> {
         fork: results,
         conditions,
     };
+    if let Some(path) = &args.chart {
+        report.chart().write(path)?;
+    }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::chart::Chart;
 use crate::floor::Burst;
 use crate::stats::{Spread, millis};
 
@@ -120,6 +121,24 @@ impl Conditions {
 }
 
 impl Primitives {
+    /// The forks beside their floor.
+    pub fn chart(&self) -> Chart {
+        let group = |fork: &Fork| {
+            let name = match fork.n {
+                1 => "1 fork".to_owned(),
+                n => format!("{n} forks"),
+            };
+            (name, vec![fork.wall_ms, fork.floor_wall_ms])
+        };
+        Chart {
+            title: "From the request to the last child's first instruction".to_owned(),
+            unit: "ms",
+            series: vec!["forkd", "bare KVM system calls, same run"],
+            groups: self.fork.iter().map(group).collect(),
+            footer: self.conditions.host.line(),
+        }
+    }
+
     /// A table.
     pub fn text(&self) -> String {
         let mut text = String::new();

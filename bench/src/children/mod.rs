@@ -3,6 +3,7 @@
 mod memory;
 mod report;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -65,6 +66,10 @@ pub struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+
+    /// Draw the times to this SVG file, too.
+    #[arg(long, value_name = "FILE")]
+    chart: Option<PathBuf>,
 }
 
 /// Runs `fork`.
@@ -74,6 +79,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let report = runtime.block_on(measure(args))?;
+    if let Some(path) = &args.chart {
+        report.chart().write(path)?;
+    }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

@@ -6,6 +6,7 @@ use forkd_types::MiB;
 use serde::Serialize;
 
 use super::memory::Counted;
+use crate::chart::Chart;
 use crate::report::Host;
 use crate::stats::Spread;
 
@@ -78,6 +79,22 @@ impl Conditions {
 }
 
 impl Report {
+    /// The medians of each burst.
+    pub fn chart(&self) -> Chart {
+        let group = |burst: &Children| {
+            let medians = [&burst.ready_ms, &burst.eval_ms, &burst.exec_ms];
+            let name = format!("{} at once", burst.n);
+            (name, medians.map(|spread| spread.p50).to_vec())
+        };
+        Chart {
+            title: "Children of a warm Python parent, medians".to_owned(),
+            unit: "ms",
+            series: vec!["agent answered", "first eval", "first exec"],
+            groups: self.fork.iter().map(group).collect(),
+            footer: self.conditions.host.line(),
+        }
+    }
+
     /// A table.
     pub fn text(&self) -> String {
         let mut text = String::new();

@@ -32,7 +32,7 @@ fn target(args: &DaemonArgs) -> Result<Target, InvalidTarget> {
 }
 
 /// The machine that `forkd machine` means without `--name`.
-fn machine_port() -> Option<u16> {
+pub fn machine_port() -> Option<u16> {
     let name = match std::env::var("FORKD_MACHINE") {
         Ok(name) => name.parse().ok()?,
         Err(_) => MachineName::default(),

@@ -4,12 +4,13 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 /// The programs that belong into a machine.
-pub const NAMES: [&str; 6] = [
+pub const NAMES: [&str; 7] = [
     "forkd",
     "forkd-controller",
     "forkd-vmm",
     "forkd-spawn",
     "forkd-image",
+    "forkd-bench",
     "forkd-agent",
 ];
 

@@ -1,5 +1,6 @@
 //! What can be typed. One file per subcommand; no behaviour here.
 
+mod bench;
 mod completions;
 mod daemon;
 mod doctor;
@@ -14,6 +15,7 @@ mod workspace;
 
 use clap::{Parser, Subcommand};
 
+pub use bench::BenchArgs;
 pub use completions::CompletionsArgs;
 pub use daemon::DaemonArgs;
 pub use doctor::DoctorArgs;
@@ -87,6 +89,8 @@ pub enum Command {
     SnapshotCompact(SnapshotCompactArgs),
     /// Sandboxes with a name that can be put to sleep
     Workspace(WorkspaceArgs),
+    /// Measure this host: forks, branches, roll-backs
+    Bench(BenchArgs),
     /// Look at this host and say what to mend
     Doctor(DoctorArgs),
     /// Manage a VM in which KVM works, for hosts that have none

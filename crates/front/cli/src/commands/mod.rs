@@ -1,5 +1,6 @@
 //! What each subcommand does. One file per subcommand, each with a `run`.
 
+mod bench;
 mod branch;
 mod completions;
 mod cp;
@@ -53,6 +54,7 @@ pub fn run(cli: Cli, ui: &Ui) -> CliResult {
         Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),
         Command::SnapshotCompact(args) => snapshot_compact::run(&args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
+        Command::Bench(args) => bench::run(&args, ui),
         Command::Doctor(args) => doctor::run(&args, ui),
         Command::Machine(args) => machine::run(args, ui),
         Command::Where(args) => r#where::run(&args, ui),

@@ -1,0 +1,82 @@
+//! `forkd bench`: hands over to `forkd-bench`, here or in the machine.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, anyhow};
+use forkd_probe::Verdict;
+
+use crate::args::BenchArgs;
+use crate::daemon::machine_port;
+use crate::error::{CliError, CliResult};
+use crate::ui::Ui;
+
+const PROGRAM: &str = "forkd-bench";
+
+/// Runs `forkd bench`.
+pub fn run(args: &BenchArgs, ui: &Ui) -> CliResult {
+    let this = std::env::current_exe().context("cannot find this program")?;
+    let mut command = if needs_guests(&args.args) && in_machine()? {
+        ui.talk("/dev/kvm of this host does not run guests: measuring in the machine");
+        let mut command = Command::new(&this);
+        command.args(["machine", "exec", "--", PROGRAM]);
+        command
+    } else {
+        Command::new(beside(&this)?)
+    };
+    if args.args.is_empty() {
+        command.arg("--help");
+    }
+    command.args(&args.args);
+    // Returns only when it fails.
+    Err(CliError::from(anyhow::Error::from(command.exec()).context(
+        format!("cannot start {}", command.get_program().display()),
+    )))
+}
+
+/// Whether the benchmark runs real guests. A question for help never does.
+fn needs_guests(args: &[String]) -> bool {
+    let help = |arg: &String| matches!(arg.as_str(), "-h" | "--help" | "help");
+    args.first().is_some_and(|name| name != "primitives") && !args.iter().any(help)
+}
+
+fn in_machine() -> Result<bool, CliError> {
+    if forkd_probe::probe().verdict == Verdict::Native {
+        return Ok(false);
+    }
+    if machine_port().is_some() {
+        return Ok(true);
+    }
+    Err(CliError::from(anyhow!(
+        "/dev/kvm of this host does not run guests, and no machine runs"
+    ))
+    .with_hint("start one with `forkd machine start`"))
+}
+
+fn beside(this: &Path) -> Result<std::path::PathBuf, CliError> {
+    let path = this.with_file_name(PROGRAM);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(CliError::from(anyhow!("{} is not there", path.display()))
+        .with_hint("`make build` builds it beside this program"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_and_primitives_run_here() {
+        let guests = |line: &str| {
+            let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            needs_guests(&args)
+        };
+        assert!(guests("fork --n 1"));
+        assert!(!guests("primitives --json"));
+        assert!(!guests("fork --help"));
+        assert!(!guests("--help"));
+        assert!(!guests(""));
+    }
+}

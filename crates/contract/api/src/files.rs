@@ -47,3 +47,34 @@ pub struct MakeDirRequest {
     /// The directory; missing parents are made too.
     pub path: String,
 }
+
+/// What happened to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileChangeKind {
+    /// It is new.
+    Created,
+    /// Its content changed.
+    Modified,
+    /// It was closed after writing.
+    Written,
+    /// Permissions, owner or times changed.
+    Attributes,
+    /// It went away.
+    Removed,
+    /// It came here by a rename.
+    MovedIn,
+    /// It left by a rename.
+    MovedOut,
+    /// More happened than could be kept; look for yourself.
+    Overflow,
+}
+
+/// One line (NDJSON) or one event (SSE) of `GET /v1/sandboxes/{id}/files/watch`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FileChange {
+    /// What happened.
+    pub change: FileChangeKind,
+    /// Relative to what is watched; empty for that itself.
+    pub path: String,
+}

@@ -25,8 +25,8 @@ pub use exec::{
     EvalRequest, EvalResponse, ExecFrame, ExecRequest, ExecResponse, PingResponse, ProcessInfo,
     ProcessStarted, SignalRequest, TerminalInput, TerminalStart,
 };
-pub use files::{FileEntry, FileKind, MakeDirRequest, WriteResult};
-pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, UpdateSandbox};
+pub use files::{FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest, WriteResult};
+pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
 pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,
     StoreUsage,

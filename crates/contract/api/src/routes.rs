@@ -18,6 +18,8 @@ pub const SNAPSHOT_INFO: &str = "/v1/snapshots/{tag}/info";
 pub const SNAPSHOT_COMPACT: &str = "/v1/snapshots/{tag}/compact";
 /// `GET`: list, `POST`: start.
 pub const SANDBOXES: &str = "/v1/sandboxes";
+/// `GET`: what each uses.
+pub const STATS: &str = "/v1/stats";
 /// `GET`, `PATCH`, `DELETE`.
 pub const SANDBOX: &str = "/v1/sandboxes/{id}";
 /// `POST`.
@@ -48,12 +50,16 @@ pub const FILES: &str = "/v1/sandboxes/{id}/files";
 pub const FILES_LIST: &str = "/v1/sandboxes/{id}/files/list";
 /// `POST`.
 pub const FILES_MKDIR: &str = "/v1/sandboxes/{id}/files/mkdir";
+/// `GET`: a stream; `?path=`.
+pub const FILES_WATCH: &str = "/v1/sandboxes/{id}/files/watch";
 /// `GET`, upgraded to a WebSocket.
 pub const TERMINAL: &str = "/v1/sandboxes/{id}/terminal";
 /// `GET`: list, `POST`: start in the background.
 pub const PROCESSES: &str = "/v1/sandboxes/{id}/processes";
 /// `POST`.
 pub const PROCESS_SIGNAL: &str = "/v1/sandboxes/{id}/processes/{pid}/signal";
+/// `GET`: a stream.
+pub const PROCESS_OUTPUT: &str = "/v1/sandboxes/{id}/processes/{pid}/output";
 /// `GET`: a stream.
 pub const EVENTS: &str = "/v1/events";
 /// `GET`.

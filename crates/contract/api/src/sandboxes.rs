@@ -131,3 +131,24 @@ pub struct SandboxInfo {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
+
+/// What a live sandbox uses of the host: an entry of `GET /v1/stats` *(extension)*.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SandboxStats {
+    /// Its id.
+    pub id: String,
+    /// What it was started from.
+    pub snapshot_tag: String,
+    /// Where it is in its life.
+    pub state: SandboxState,
+    /// When it was made, in seconds since 1970.
+    pub created_at_unix: u64,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Host memory that only it has: what it changed, and its VMM.
+    pub own_bytes: u64,
+    /// Host memory it has mapped and others may have too.
+    pub shared_bytes: u64,
+    /// Processor time since it started, in microseconds.
+    pub cpu_us: u64,
+}

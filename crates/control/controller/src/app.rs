@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::db::Db;
 use crate::error::{Error, chain};
 use crate::events::Events;
-use crate::launch::{Dirs, Launcher};
+use crate::launch::{Cgroups, Dirs, Launcher};
 use crate::sandbox::{Registry, Sandbox};
 use crate::writing::WritingTags;
 
@@ -31,6 +31,8 @@ pub struct App {
     pub launcher: Launcher,
     /// Where the files of VMs go.
     pub dirs: Dirs,
+    /// Limits on single VMs.
+    pub cgroups: Cgroups,
     /// Live sandboxes.
     pub sandboxes: Registry,
     /// Tags that are being written.
@@ -83,6 +85,7 @@ impl App {
             store,
             launcher,
             dirs,
+            cgroups: Cgroups::default(),
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
             events: Events::default(),
@@ -133,6 +136,7 @@ impl App {
             let id = id.clone();
             self.blocking(move |app| {
                 app.dirs.remove(&id);
+                app.cgroups.remove(&id);
                 app.store
                     .collect()
                     .map(drop)

@@ -44,7 +44,7 @@ pub struct ServeArgs {
     /// Where to listen: HOST:PORT or unix:///path; may be given several times
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<String>,
-    /// Where to listen on TCP [default: 127.0.0.1:8889 if nothing else is given]
+    /// Where to listen on TCP [default: 127.0.0.1:8889 if nothing else is given and systemd hands over no socket]
     #[arg(long, env = "FORKD_BIND", value_name = "HOST:PORT")]
     bind: Option<String>,
     /// A Unix socket to listen on
@@ -232,7 +232,7 @@ impl ServeArgs {
         if let Some(text) = &self.bind {
             all.push(ListenAddr::Tcp(tcp(text)?));
         }
-        if all.is_empty() {
+        if all.is_empty() && crate::activation::count() == 0 {
             all.push(ListenAddr::Tcp(tcp(DEFAULT_BIND)?));
         }
         Ok(all)

@@ -238,7 +238,7 @@ fn store_hint(error: &StoreError) -> Option<String> {
             "GET /v1/snapshots (forkd images) lists what there is".into()
         }
         StoreError::HasDependents { .. } => {
-            "delete with cascade=true to remove them too, or force=true to leave them".into()
+            "delete with cascade=true (--cascade) to remove them too, or force=true (--force) to leave them".into()
         }
         StoreError::Blob { .. } => {
             "POST /v1/store/fsck says what is damaged; delete the snapshot and build it again"

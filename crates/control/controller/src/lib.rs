@@ -4,6 +4,7 @@
 //! operation ([`sandbox`], [`build`], [`snapshots`], [`branching`], [`workspaces`]) → [`launch`] (processes and
 //! their files), [`db`] (what survives a restart) and the store.
 
+mod activation;
 pub mod admission;
 pub mod app;
 pub mod args;
@@ -23,6 +24,7 @@ pub mod http;
 pub mod launch;
 pub mod listen;
 pub mod metrics;
+mod process;
 pub mod sandbox;
 pub mod serve;
 pub mod snapshots;

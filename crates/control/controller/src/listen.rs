@@ -16,7 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -134,18 +134,18 @@ impl Server {
             };
             let accepted = tokio::select! {
                 () = self.stop.cancelled() => return,
-                accepted = self.one(&bound) => accepted,
+                accepted = self.one(&bound, slot) => accepted,
             };
             if let Err(error) = accepted {
                 // Out of descriptors, most likely: others give theirs back in time.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            drop(slot);
         }
     }
 
-    async fn one(&self, bound: &Bound) -> io::Result<()> {
+    /// Takes one connection, which has the slot until it ends.
+    async fn one(&self, bound: &Bound, slot: OwnedSemaphorePermit) -> io::Result<()> {
         match bound {
             Bound::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
@@ -159,10 +159,11 @@ impl Server {
                     .as_ref()
                     .map(|tls| Arc::clone(&tls.read().unwrap_or_else(PoisonError::into_inner)))
                 {
-                    None => self.spawn(stream, peer),
+                    None => self.spawn(stream, peer, slot),
                     Some(config) => {
                         let server = self.clone();
                         self.connections.spawn(async move {
+                            let _slot = slot;
                             let handshake = TlsAcceptor::from(config).accept(stream);
                             match tokio::time::timeout(HANDSHAKE, handshake).await {
                                 Ok(Ok(stream)) => server.serve(stream, peer).await,
@@ -176,19 +177,21 @@ impl Server {
             Bound::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
                 let peer = unix_peer(stream.peer_cred().ok().map(|cred| cred.uid()));
-                self.spawn(stream, peer);
+                self.spawn(stream, peer, slot);
             }
         }
         Ok(())
     }
 
-    fn spawn<S>(&self, stream: S, peer: Peer)
+    fn spawn<S>(&self, stream: S, peer: Peer, slot: OwnedSemaphorePermit)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let server = self.clone();
-        self.connections
-            .spawn(async move { server.serve(stream, peer).await });
+        self.connections.spawn(async move {
+            let _slot = slot;
+            server.serve(stream, peer).await;
+        });
     }
 
     async fn serve<S>(&self, stream: S, peer: Peer)

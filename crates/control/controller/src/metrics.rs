@@ -6,6 +6,7 @@ use metrics::{Unit, describe_counter, describe_gauge, describe_histogram, gauge}
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::app::App;
+use crate::process::usage;
 
 static HANDLE: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
@@ -93,6 +94,21 @@ fn describe() {
         Unit::Seconds,
         "Requests, until the answer begins"
     );
+    describe_gauge!(
+        "forkd_memory_own_bytes",
+        Unit::Bytes,
+        "Host memory that sandboxes have for themselves"
+    );
+    describe_gauge!(
+        "forkd_memory_shared_bytes",
+        Unit::Bytes,
+        "Host memory that the largest sandbox shares with others"
+    );
+    describe_gauge!(
+        "forkd_daemon_memory_bytes",
+        Unit::Bytes,
+        "Memory of the daemon itself"
+    );
     describe_counter!(
         "forkd_errors_total",
         "Requests that were refused or failed, by code"
@@ -111,6 +127,22 @@ fn describe() {
         "forkd_audit_errors_total",
         "Lines the audit log could not take"
     );
+}
+
+/// What all VMs have for themselves, and what the largest of them shares with others: adding that up would count the
+/// same pages many times.
+async fn memory(app: &Arc<App>) -> Result<(u64, u64), crate::error::Error> {
+    app.blocking(|app| {
+        let mut own = 0;
+        let mut shared = 0;
+        for sandbox in app.sandboxes.list() {
+            let used = sandbox.info().pid.map(usage).unwrap_or_default();
+            own += used.own_bytes;
+            shared = used.shared_bytes.max(shared);
+        }
+        Ok((own, shared))
+    })
+    .await
 }
 
 /// The text that Prometheus reads.
@@ -132,6 +164,12 @@ pub async fn render(app: &Arc<App>) -> String {
         gauge!("forkd_store_bytes").set(usage.physical_bytes as f64);
         gauge!("forkd_store_free_bytes").set(usage.free_bytes as f64);
     }
+    if let Ok((own, shared)) = memory(app).await {
+        gauge!("forkd_memory_own_bytes").set(own as f64);
+        gauge!("forkd_memory_shared_bytes").set(shared as f64);
+    }
+    let this = usage(std::process::id());
+    gauge!("forkd_daemon_memory_bytes").set((this.own_bytes + this.shared_bytes) as f64);
     HANDLE
         .get()
         .and_then(Option::as_ref)

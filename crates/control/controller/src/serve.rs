@@ -9,6 +9,7 @@ use forkd_vmm_proto::Shape;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::activation;
 use crate::app::App;
 use crate::clock;
 use crate::config::Config;
@@ -31,7 +32,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         None => None,
     };
     // The addresses first: a daemon that cannot be reached should not touch the state of another.
-    let mut bound = Vec::new();
+    let mut bound = activation::sockets(config.token_file.is_some())?;
     for address in &addresses {
         bound.push(listen::bind(address).await?);
     }
@@ -62,6 +63,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     // Without systemd there is nobody to notify.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::spawn(keep_house(Arc::clone(&app)));
+    tokio::spawn(activation::keep_watchdog_quiet(Arc::clone(&app)));
     until_told(&app, tls.as_ref()).await?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     app.stopping.cancel();

@@ -51,11 +51,14 @@ fn local_socket() -> Option<PathBuf> {
 
 /// Runs the asynchronous part of a command.
 pub fn block_on(work: impl Future<Output = CliResult>) -> CliResult {
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
-        .build()?
-        .block_on(work)
+        .build()?;
+    let result = runtime.block_on(work);
+    // A read of stdin that nobody waits for any more must not keep the program.
+    runtime.shutdown_background();
+    result
 }
 
 /// What the daemon said, with a hint.

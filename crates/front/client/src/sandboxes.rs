@@ -2,8 +2,8 @@
 
 use forkd_api::routes::{self, fill};
 use forkd_api::{
-    BranchRequest, CreateSandboxes, CreateWorkspace, ForkRequest, SandboxInfo, SnapshotInfo,
-    SuspendRequest, UpdateSandbox, WorkspaceInfo,
+    BranchRequest, CreateSandboxes, CreateWorkspace, ForkRequest, SandboxInfo, SandboxStats,
+    SnapshotInfo, SuspendRequest, UpdateSandbox, WorkspaceInfo,
 };
 use reqwest::Method;
 
@@ -18,6 +18,11 @@ impl Client {
     /// Live sandboxes.
     pub async fn sandboxes(&self) -> Result<Vec<SandboxInfo>, Error> {
         self.json(self.get(routes::SANDBOXES)).await
+    }
+
+    /// What each live sandbox uses.
+    pub async fn stats(&self) -> Result<Vec<SandboxStats>, Error> {
+        self.json(self.get(routes::STATS)).await
     }
 
     /// One sandbox.

@@ -72,12 +72,11 @@ pub async fn find(app: &Arc<App>, request: &BuildRequest) -> Result<Assets, Erro
             let (disk, record) = image(app, name).await?;
             (disk, Some(record), name.to_string(), true)
         }
-        Disk::File(path) => (
-            allowed(app, path, "rootfs")?,
-            None,
-            path.display().to_string(),
-            false,
-        ),
+        Disk::File(path) => {
+            let disk = allowed(app, path, "rootfs")?;
+            let record = record_beside(&disk);
+            (disk, record, path.display().to_string(), false)
+        }
     };
     let record = match record {
         Some(path) => Some(read_record(&path)?),
@@ -111,6 +110,12 @@ pub async fn find(app: &Arc<App>, request: &BuildRequest) -> Result<Assets, Erro
             .unwrap_or_default(),
         warmup: record.and_then(|record| record.warmup),
     })
+}
+
+/// The record of an image, when its disk is named by path.
+fn record_beside(disk: &Path) -> Option<PathBuf> {
+    let record = disk.parent()?.join(RECORD);
+    (disk.file_name()? == "root.ext4" && record.is_file()).then_some(record)
 }
 
 /// An image of the daemon's own, or one that `forkd-image` makes.

@@ -315,6 +315,16 @@ async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Re
                 ),
             ));
         }
+    } else {
+        // Every child would have to start it; a guest without one is as good.
+        let python = InterpStart {
+            language: "python".to_owned(),
+            timeout_ms: Some(u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX)),
+            ..InterpStart::default()
+        };
+        if let Err(error) = client.interp_start(python).await {
+            tracing::info!(error = crate::error::chain(&error), "no warm interpreter");
+        }
     }
     if !request.warmup.is_empty() {
         let done = client

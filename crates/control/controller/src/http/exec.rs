@@ -37,7 +37,7 @@ const EVAL_TIMEOUT: u64 = 30;
 /// How long an agent may take to answer a ping.
 const PING: Duration = Duration::from_secs(5);
 /// Frames that may wait for a slow reader.
-const FRAMES: usize = 64;
+pub const FRAMES: usize = 64;
 
 /// Asks the agent whether it is there.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/ping", tag = "guest",

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::{Body as RawBody, Bytes};
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use forkd_api::{ErrorBody, ErrorCode, FileEntry, FileKind, MakeDirRequest, WriteResult};
+use forkd_api::{
+    ErrorBody, ErrorCode, FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest,
+    WriteResult,
+};
 use forkd_guest_proto as guest;
 use futures::StreamExt;
 use serde::Deserialize;
@@ -15,6 +19,7 @@ use utoipa::IntoParams;
 
 use super::errors::{Answer, Failure};
 use super::extract::{Body, Params, PathId};
+use super::stream::{Framing, respond};
 use crate::app::App;
 use crate::error::Error;
 
@@ -258,4 +263,64 @@ pub async fn mkdir(
         .await
         .map_err(Error::agent(format!("{path} cannot be made")))?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// What to watch.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct WatchParams {
+    /// An absolute path in the guest.
+    path: String,
+    /// With the directories inside.
+    #[serde(default)]
+    recursive: bool,
+}
+
+/// Tells of changes to a file or directory as they happen: NDJSON, or server-sent events if `Accept` asks for
+/// them. Each line is a `FileChange`. The answer begins when the watch stands, and ends with the sandbox.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files/watch", tag = "guest",
+    params(("id" = String, Path, description = "The sandbox"), WatchParams), responses(
+    (status = 200, description = "Changes, one a line", body = String, content_type = "application/x-ndjson"),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn watch(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+    Params(params): Params<WatchParams>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let path = checked(params.path)?;
+    let watch = sandbox
+        .agent()
+        .await?
+        .watch(guest::WatchRequest {
+            path: path.clone(),
+            recursive: params.recursive,
+        })
+        .await
+        .map_err(Error::agent(format!("{path} cannot be watched")))?;
+    let changes = futures::stream::unfold(watch, |mut watch| async move {
+        let changes = watch.next().await.ok()?;
+        Some((futures::stream::iter(changes), watch))
+    });
+    let shown = changes.flatten().map(|event| FileChange {
+        change: change_kind(event.change),
+        path: event.path,
+    });
+    Ok(respond(Framing::wanted(&headers), shown))
+}
+
+fn change_kind(change: guest::WatchChange) -> FileChangeKind {
+    match change {
+        guest::WatchChange::Created => FileChangeKind::Created,
+        guest::WatchChange::Modified | guest::WatchChange::Unknown => FileChangeKind::Modified,
+        guest::WatchChange::Written => FileChangeKind::Written,
+        guest::WatchChange::Attributes => FileChangeKind::Attributes,
+        guest::WatchChange::Removed => FileChangeKind::Removed,
+        guest::WatchChange::MovedIn => FileChangeKind::MovedIn,
+        guest::WatchChange::MovedOut => FileChangeKind::MovedOut,
+        guest::WatchChange::Overflow => FileChangeKind::Overflow,
+    }
 }

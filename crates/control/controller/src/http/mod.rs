@@ -11,6 +11,7 @@ mod processes;
 mod rate;
 mod sandboxes;
 mod snapshots;
+mod stats;
 mod status;
 mod stream;
 mod terminal;
@@ -52,6 +53,7 @@ use gate::Gate;
     components(schemas(
         forkd_api::ExecFrame,
         forkd_api::EventInfo,
+        forkd_api::FileChange,
         forkd_api::TerminalStart,
         forkd_api::TerminalInput
     ))
@@ -89,12 +91,13 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(snapshots::images))
         .routes(routes!(snapshots::usage))
         .routes(routes!(snapshots::fsck))
-        .routes(routes!(sandboxes::list, sandboxes::create))
+        .routes(routes!(sandboxes::list, sandboxes::start))
         .routes(routes!(
             sandboxes::get,
             sandboxes::update,
             sandboxes::delete
         ))
+        .routes(routes!(stats::stats))
         .routes(routes!(sandboxes::branch))
         .routes(routes!(sandboxes::fork))
         .routes(routes!(sandboxes::pause))
@@ -107,9 +110,11 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(terminal::terminal))
         .routes(routes!(processes::list, processes::start))
         .routes(routes!(processes::signal))
+        .routes(routes!(processes::output))
         .routes(routes!(files::read, files::write, files::remove))
         .routes(routes!(files::list))
         .routes(routes!(files::mkdir))
+        .routes(routes!(files::watch))
         .routes(routes!(events::events))
         .routes(routes!(workspaces::list, workspaces::create))
         .routes(routes!(workspaces::get, workspaces::delete))

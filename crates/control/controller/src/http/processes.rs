@@ -4,14 +4,20 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use forkd_api::{ErrorBody, ErrorCode, ExecRequest, ProcessInfo, ProcessStarted, SignalRequest};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use forkd_api::{
+    ErrorBody, ErrorCode, ExecFrame, ExecRequest, ProcessInfo, ProcessStarted, SignalRequest,
+};
 use forkd_guest_client::Client;
 use forkd_guest_proto as guest;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::errors::{Answer, Failure};
-use super::exec::{exit_code, guest_exec};
+use super::exec::{FRAMES, exit_code, forward, guest_exec};
 use super::extract::{Body, PathId};
+use super::stream::{Framing, respond};
 use crate::app::App;
 use crate::error::Error;
 
@@ -77,6 +83,65 @@ pub async fn start(
     ))
 }
 
+/// A process that was started through the API; the youngest, where numbers were used again.
+async fn find(client: &Client, pid: &str) -> Result<guest::ProcessInfo, Failure> {
+    let all = known(client).await?;
+    all.into_iter()
+        .rev()
+        .find(|process| pid.parse() == Ok(process.pid))
+        .ok_or_else(|| {
+            let pid: String = pid.chars().take(20).collect();
+            Failure::new(
+                ErrorCode::ProcessNotFound,
+                format!("no process {pid} was started through the API"),
+            )
+        })
+}
+
+/// Follows a process that was started in the background: what is kept of its earlier output, then what it prints, and
+/// its end. NDJSON, or server-sent events if `Accept` asks for them. It goes on when the client goes away.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/processes/{pid}/output", tag = "guest",
+    params(("id" = String, Path, description = "The sandbox"), ("pid" = u32, Path, description = "The process")),
+    responses(
+    (status = 200, description = "Frames, one a line", body = String, content_type = "application/x-ndjson"),
+    (status = "4XX", description = "Refused", body = ErrorBody),
+    (status = "5XX", description = "Failed", body = ErrorBody)
+))]
+pub async fn output(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId,
+    Path(path): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    let sandbox = app.sandboxes.get(&id)?;
+    let client = sandbox.agent().await?;
+    let process = find(&client, &path.1).await?;
+    let exec = client
+        .attach(guest::AttachRequest {
+            process: process.process,
+            replay: true,
+            stdin: false,
+            lossless: false,
+        })
+        .await
+        .map_err(Error::agent("the process cannot be followed"))?;
+    let (frames, receiver) = mpsc::channel(FRAMES);
+    tokio::spawn(async move {
+        if let Err(error) = forward(exec, &frames).await {
+            let error = Error::agent("the process was lost")(error);
+            let frame = ExecFrame::Error {
+                error: error.chain(),
+                code: error.code(),
+            };
+            let _ = frames.send(frame).await;
+        }
+    });
+    Ok(respond(
+        Framing::wanted(&headers),
+        ReceiverStream::new(receiver),
+    ))
+}
+
 /// Sends a signal to a process that was started through the API.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/processes/{pid}/signal", tag = "guest",
     request_body = SignalRequest,
@@ -93,23 +158,17 @@ pub async fn signal(
     Body(request): Body<SignalRequest>,
 ) -> Answer<StatusCode> {
     let sandbox = app.sandboxes.get(&id)?;
-    let pid = path.1;
     if !(1..=64).contains(&request.signal) {
         return Err(Failure::new(ErrorCode::InvalidRequest, "signal is 1 to 64"));
     }
     let client = sandbox.agent().await?;
-    let process = known(&client)
-        .await?
-        .into_iter()
-        .find(|process| {
-            pid.parse() == Ok(process.pid) && process.state == guest::ProcessState::Running
-        })
-        .ok_or_else(|| {
-            Failure::new(
-                ErrorCode::ProcessNotFound,
-                format!("no process {pid} was started through the API"),
-            )
-        })?;
+    let process = find(&client, &path.1).await?;
+    if process.state != guest::ProcessState::Running {
+        return Err(Failure::new(
+            ErrorCode::ProcessNotFound,
+            format!("process {} has ended", process.pid),
+        ));
+    }
     client
         .signal(process.process, i32::from(request.signal), true)
         .await

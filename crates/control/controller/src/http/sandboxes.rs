@@ -24,7 +24,7 @@ use crate::branching::{self, Branched, parse_tag};
 use crate::clock;
 use crate::error::Error;
 use crate::sandbox::Ask;
-use crate::sandbox::create::{CreateRequest, create as start};
+use crate::sandbox::create::{self, CreateRequest};
 
 /// The most labels one object has.
 const MAX_LABELS: usize = 32;
@@ -165,7 +165,7 @@ pub async fn list(
     (status = "4XX", description = "Refused", body = ErrorBody),
     (status = "5XX", description = "Failed", body = ErrorBody)
 ))]
-pub async fn create(
+pub async fn start(
     State(app): State<Arc<App>>,
     actor: Actor,
     headers: HeaderMap,
@@ -187,27 +187,33 @@ pub async fn create(
             let infos = detached(&app, wish).await?;
             return Ok((StatusCode::CREATED, serde_json::to_value(infos)));
         }
-        // The snapshot is opened first, so that a wrong tag is refused and not only noted.
-        let source = crate::sandbox::create::open(&app, &wish.tag).await?;
-        let background = Arc::clone(&app);
+        let infos = launched(&app, wish).await?;
+        Ok((StatusCode::ACCEPTED, serde_json::to_value(infos)))
+    })
+    .await
+}
+
+/// Answers when the children are entered, and starts them in the background. Only what can be seen by then is refused.
+async fn launched(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
+    let app = Arc::clone(app);
+    let entering = tokio::spawn(async move {
+        let source = create::open(&app, &wish.tag).await?;
+        let launch = create::launch(&app, wish, source).await?;
+        let infos = launch.infos();
         tokio::spawn(async move {
-            let made = crate::sandbox::create::create_from(&background, wish, source).await;
-            if let Err(error) = made {
+            if let Err(error) = launch.finish(&app).await {
                 tracing::warn!(error = error.chain(), "children were not started");
             }
         });
-        Ok((
-            StatusCode::ACCEPTED,
-            serde_json::to_value(Vec::<SandboxInfo>::new()),
-        ))
-    })
-    .await
+        Ok(infos)
+    });
+    entering.await.map_err(|_| Error::Task)?
 }
 
 /// In a task of its own: a client that goes away leaves no child half started.
 async fn detached(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
     let app = Arc::clone(app);
-    tokio::spawn(async move { start(&app, wish).await })
+    tokio::spawn(async move { create::create(&app, wish).await })
         .await
         .map_err(|_| Error::Task)?
 }

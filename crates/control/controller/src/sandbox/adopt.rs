@@ -201,6 +201,9 @@ async fn sweep(app: &Arc<App>) -> Result<(), Error> {
                 app.dirs.remove(&id);
             }
         }
+        let live = app.sandboxes.list();
+        let live = live.iter().map(|sandbox| sandbox.id.to_string()).collect();
+        app.cgroups.sweep(&live);
         app.store
             .collect()
             .map(drop)

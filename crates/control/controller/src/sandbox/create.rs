@@ -17,7 +17,7 @@ use super::identity;
 use super::state::{Phase, Step};
 use crate::app::App;
 use crate::db::{DiskStack, LayerRef, SandboxRecord, StoredState};
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::launch::{self, NewDisk, SnapshotFiles, VmFiles};
 use crate::{admission, clock};
 
@@ -95,12 +95,30 @@ pub fn source(app: &App, published: Published) -> Result<SourceSnapshot, Error> 
     })
 }
 
-/// Starts children of an opened snapshot.
+/// Starts children of an opened snapshot and answers when each has answered or failed.
 pub async fn create_from(
     app: &Arc<App>,
     request: CreateRequest,
     source: SourceSnapshot,
 ) -> Result<Vec<SandboxInfo>, Error> {
+    launch(app, request, source).await?.finish(app).await
+}
+
+/// Children that have an id, a process, files and an entry in the database, and are not started yet.
+pub struct Launch {
+    children: Vec<Child>,
+    source: Arc<SourceSnapshot>,
+    started: Instant,
+    lost: usize,
+    shape: forkd_vmm_proto::Shape,
+}
+
+/// Gets everything that children need. What is refused is refused here.
+pub async fn launch(
+    app: &Arc<App>,
+    request: CreateRequest,
+    source: SourceSnapshot,
+) -> Result<Launch, Error> {
     let started = Instant::now();
     app.check_open()?;
     admission::check(app, &request)?;
@@ -109,7 +127,13 @@ pub async fn create_from(
     let shape = launch::shape(manifest.memory_mib, manifest.vcpus, manifest.cpu);
     let taken = app.launcher.take(shape, &ids).await?;
     let lost = ids.len() - taken.len();
-    let children = prepare(app, &request, &manifest, taken).await?;
+    let children = match prepare(app, &request, &manifest, taken).await {
+        Ok(children) => children,
+        Err(error) => {
+            discard(app, ids).await;
+            return Err(error);
+        }
+    };
     let records = children
         .iter()
         .map(|child| child.sandbox.record())
@@ -118,16 +142,55 @@ pub async fn create_from(
         join_all(children.into_iter().map(|child| abandon(app, child))).await;
         return Err(error.into());
     }
-    let source = Arc::new(source);
-    let results = join_all(
-        children
-            .into_iter()
-            .map(|child| start_one(app, child, &source, started)),
-    )
-    .await;
-    let outcome = acknowledge(app, results, lost).await;
-    app.refill(shape);
-    outcome
+    Ok(Launch {
+        children,
+        source: Arc::new(source),
+        started,
+        lost,
+        shape,
+    })
+}
+
+impl Launch {
+    /// The children as they are now.
+    pub fn infos(&self) -> Vec<SandboxInfo> {
+        self.children
+            .iter()
+            .map(|child| child.sandbox.info())
+            .collect()
+    }
+
+    /// Starts them and answers when each has answered or failed.
+    pub async fn finish(self, app: &Arc<App>) -> Result<Vec<SandboxInfo>, Error> {
+        let results = join_all(
+            self.children
+                .into_iter()
+                .map(|child| start_one(app, child, &self.source, self.started)),
+        )
+        .await;
+        let outcome = acknowledge(app, results, self.lost).await;
+        app.refill(self.shape);
+        outcome
+    }
+}
+
+/// Ends the processes of children that could not all be prepared, and removes what there is of them.
+async fn discard(app: &Arc<App>, ids: Vec<SandboxId>) {
+    for id in &ids {
+        if let Err(error) = app.launcher.kill(id).await {
+            tracing::error!(sandbox = %id, error = chain(&error), "the VMM process could not be ended");
+        }
+    }
+    let removed = app.blocking(move |app| {
+        for id in &ids {
+            app.dirs.remove(id);
+            app.cgroups.remove(id);
+        }
+        Ok(())
+    });
+    if let Err(error) = removed.await {
+        tracing::warn!(error = error.chain(), "clean-up");
+    }
 }
 
 fn new_ids(request: &CreateRequest) -> Vec<SandboxId> {
@@ -140,7 +203,7 @@ fn new_ids(request: &CreateRequest) -> Vec<SandboxId> {
     }
 }
 
-/// Makes the files of each child and enters all of them into the registry.
+/// Makes the files of each child and enters all of them into the registry. After a failure the registry has none.
 async fn prepare(
     app: &Arc<App>,
     request: &CreateRequest,
@@ -156,38 +219,33 @@ async fn prepare(
                 .map(|taken| one_child(app, &request, &manifest, taken))
                 .collect::<Result<Vec<Unlinked>, Error>>()
         })
-        .await
+        .await?
     };
-    // Shells that are dropped here end with their control sockets' last use by `forkd-spawn`; ask for it.
-    let made = made?;
-    let sandboxes: Vec<_> = made
+    let children = made
+        .into_iter()
+        .map(linked)
+        .collect::<Result<Vec<Child>, Error>>()?;
+    let sandboxes: Vec<_> = children
         .iter()
         .map(|child| Arc::clone(&child.sandbox))
         .collect();
-    if let Err(count) = app
-        .sandboxes
+    app.sandboxes
         .insert_all(&sandboxes, app.config.max_sandboxes)
-    {
-        for sandbox in &sandboxes {
-            let _ = app.launcher.kill(&sandbox.id).await;
-            app.dirs.remove(&sandbox.id);
-        }
-        return Err(admission::too_many(count, app.config.max_sandboxes));
-    }
-    made.into_iter()
-        .map(|child| {
-            let (vmm, events) = Vmm::new(child.control, EPOCH)
-                .map_err(Error::io("use", "the control socket of a VMM"))?;
-            Ok(Child {
-                sandbox: child.sandbox,
-                queue: child.queue,
-                files: child.files,
-                vmm,
-                events,
-                lease: child.lease,
-            })
-        })
-        .collect()
+        .map_err(|count| admission::too_many(count, app.config.max_sandboxes))?;
+    Ok(children)
+}
+
+fn linked(child: Unlinked) -> Result<Child, Error> {
+    let (vmm, events) =
+        Vmm::new(child.control, EPOCH).map_err(Error::io("use", "the control socket of a VMM"))?;
+    Ok(Child {
+        sandbox: child.sandbox,
+        queue: child.queue,
+        files: child.files,
+        vmm,
+        events,
+        lease: child.lease,
+    })
 }
 
 /// A child whose control socket is not on the reactor yet.
@@ -217,7 +275,10 @@ fn one_child(
         })
         .collect();
     let files = app.dirs.create(&id, &disks, app.config.disk_limit_bytes)?;
-    let record = record(request, manifest, &taken, &files);
+    let mut record = record(request, manifest, &taken, &files);
+    record.memory_limit_mib = app
+        .cgroups
+        .limit(&id, taken.vm.pid, request.memory_limit_mib);
     let lease = app.store.hold(record.blobs());
     let (sandbox, queue) = Sandbox::new(
         record,

@@ -23,7 +23,9 @@ pub use guest::{CpArgs, EvalArgs, ExecArgs, PingArgs, RunArgs, ShellArgs};
 pub use machine::MachineArgs;
 pub use man::ManArgs;
 pub use quickstart::QuickstartArgs;
-pub use sandbox::{BranchArgs, ForkArgs, KillArgs, LogsArgs, LsArgs, SpawnArgs};
+pub use sandbox::{
+    BranchArgs, CleanupArgs, ForkArgs, KillArgs, LogsArgs, LsArgs, SpawnArgs, TopArgs,
+};
 pub use snapshot::{
     ImagesArgs, RmiArgs, SnapshotArgs, SnapshotCompactArgs, SnapshotDiffArgs, SnapshotInfoArgs,
 };
@@ -73,6 +75,8 @@ pub enum Command {
     Logs(LogsArgs),
     /// List live sandboxes
     Ls(LsArgs),
+    /// Show what live sandboxes use, again and again
+    Top(TopArgs),
     /// End sandboxes
     Kill(KillArgs),
     /// Freeze a running sandbox under a name; it goes on
@@ -91,6 +95,8 @@ pub enum Command {
     Workspace(WorkspaceArgs),
     /// Measure this host: forks, branches, roll-backs
     Bench(BenchArgs),
+    /// Remove sandboxes that ended by themselves and snapshots that cannot be used
+    Cleanup(CleanupArgs),
     /// Look at this host and say what to mend
     Doctor(DoctorArgs),
     /// Manage a VM in which KVM works, for hosts that have none

@@ -152,3 +152,37 @@ pub struct LogsArgs {
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
+
+/// Arguments of `forkd top`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "OWN is memory that only this sandbox has; SHARED is used by others too.\n\
+    On a terminal the table is drawn again until Ctrl-C; elsewhere it is printed once."
+)]
+pub struct TopArgs {
+    /// Print it once
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: u64,
+    /// Print JSON, once
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// Arguments of `forkd cleanup`.
+#[derive(Debug, Args)]
+#[command(after_help = "Without --yes it only says what it would remove.")]
+pub struct CleanupArgs {
+    /// Do it
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}

@@ -2,6 +2,7 @@
 
 mod bench;
 mod branch;
+mod cleanup;
 mod completions;
 mod cp;
 mod doctor;
@@ -24,6 +25,7 @@ mod snapshot_compact;
 mod snapshot_diff;
 mod snapshot_info;
 mod spawn;
+mod top;
 mod r#where;
 mod workspace;
 
@@ -46,6 +48,8 @@ pub fn run(cli: Cli, ui: &Ui) -> CliResult {
         Command::Cp(args) => cp::run(&args, ui),
         Command::Logs(args) => logs::run(&args, ui),
         Command::Ls(args) => ls::run(&args, ui),
+        Command::Top(args) => top::run(&args, ui),
+        Command::Cleanup(args) => cleanup::run(&args, ui),
         Command::Kill(args) => kill::run(args, ui),
         Command::Branch(args) => branch::run(args, ui),
         Command::Images(args) => images::run(&args, ui),

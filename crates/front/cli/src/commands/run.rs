@@ -42,10 +42,10 @@ pub fn run(args: &RunArgs, ui: &Ui) -> CliResult {
     })
 }
 
-/// Makes the snapshot of an image unless it is there.
-pub async fn ensure(client: &Client, tag: &str, image: &str, ui: &Ui) -> Result<(), CliError> {
+/// Makes the snapshot of an image unless it is there; says whether it did.
+pub async fn ensure(client: &Client, tag: &str, image: &str, ui: &Ui) -> Result<bool, CliError> {
     match client.snapshot(tag).await {
-        Ok(_) => return Ok(()),
+        Ok(_) => return Ok(false),
         Err(error) if error.code() == Some(ErrorCode::SnapshotNotFound) => {}
         Err(error) => return Err(failed(error)),
     }
@@ -60,9 +60,9 @@ pub async fn ensure(client: &Client, tag: &str, image: &str, ui: &Ui) -> Result<
         ..CreateSnapshot::default()
     };
     match client.create_snapshot(&request).await {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(true),
         // Somebody else made it meanwhile.
-        Err(error) if error.code() == Some(ErrorCode::AlreadyExists) => Ok(()),
+        Err(error) if error.code() == Some(ErrorCode::AlreadyExists) => Ok(false),
         Err(error) => Err(failed(error)),
     }
 }

@@ -62,18 +62,13 @@ pub fn run(args: ShellArgs, _ui: &Ui) -> CliResult {
         rows: Some(rows),
         cols: Some(cols),
     };
-    let exit = block_on(async {
+    block_on(async {
         let terminal = client.terminal(&args.id, &start).await.map_err(failed)?;
         let raw = Raw::enter()?;
         let exit = talk(terminal).await;
         drop(raw);
         exit
-    });
-    // A reader of the terminal may still wait for a key; the process does not.
-    if let Ok(Exit(code)) = exit {
-        std::process::exit(i32::from(code));
-    }
-    exit
+    })
 }
 
 async fn talk(mut terminal: Terminal) -> CliResult {

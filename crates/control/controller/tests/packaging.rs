@@ -1,0 +1,37 @@
+//! What is shipped beside the programs fits them.
+
+use std::collections::BTreeSet;
+
+const DASHBOARD: &str = include_str!("../../../../packaging/grafana/forkd.json");
+const METRICS: &str = include_str!("../src/metrics.rs");
+const UNIT: &str = include_str!("../../../../packaging/systemd/forkd-controller.service");
+
+/// The metrics that a text names, without what a histogram puts behind its name.
+fn names(text: &str) -> BTreeSet<String> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|word| word.starts_with("forkd_"))
+        .map(|word| {
+            let bare = word
+                .strip_suffix("_bucket")
+                .or_else(|| word.strip_suffix("_count"))
+                .or_else(|| word.strip_suffix("_sum"));
+            bare.unwrap_or(word).to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn the_dashboard_and_the_daemon_name_the_same_metrics() {
+    serde_json::from_str::<serde_json::Value>(DASHBOARD).unwrap();
+    assert_eq!(names(DASHBOARD), names(METRICS));
+}
+
+#[test]
+fn the_unit_waits_longer_than_the_daemon_drains() {
+    assert!(UNIT.contains("TimeoutStopSec=30s"));
+    assert!(
+        UNIT.contains("KillMode=process"),
+        "sandboxes outlive the daemon"
+    );
+    assert!(UNIT.contains("Delegate=") && UNIT.contains("WatchdogSec="));
+}

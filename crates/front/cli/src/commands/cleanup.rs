@@ -1,0 +1,90 @@
+//! `forkd cleanup`: what nobody can use any more.
+
+use forkd_api::{SandboxState, SnapshotStatus};
+use serde::Serialize;
+
+use crate::args::CleanupArgs;
+use crate::daemon::{block_on, connect, failed};
+use crate::error::{CliResult, Exit};
+use crate::table::table;
+use crate::ui::Ui;
+
+/// Something to remove.
+#[derive(Debug, Serialize)]
+struct Leftover {
+    kind: &'static str,
+    name: String,
+    why: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// Runs `forkd cleanup`.
+pub fn run(args: &CleanupArgs, ui: &Ui) -> CliResult {
+    let client = connect(&args.daemon)?;
+    block_on(async {
+        let mut found = Vec::new();
+        for sandbox in client.sandboxes().await.map_err(failed)? {
+            if sandbox.state == SandboxState::Failed {
+                let why = sandbox.error.map_or_else(String::new, |body| body.error);
+                found.push(Leftover {
+                    kind: "sandbox",
+                    name: sandbox.id,
+                    why,
+                    error: None,
+                });
+            }
+        }
+        for snapshot in client.snapshots().await.map_err(failed)? {
+            if snapshot.status == SnapshotStatus::Failed {
+                found.push(Leftover {
+                    kind: "snapshot",
+                    name: snapshot.tag,
+                    why: snapshot.warning.unwrap_or_default(),
+                    error: None,
+                });
+            }
+        }
+        if args.yes {
+            for one in &mut found {
+                let removed = match one.kind {
+                    "sandbox" => client.kill(&one.name).await,
+                    _ => client.delete_snapshot(&one.name, false, true).await,
+                };
+                one.error = removed.err().map(|error| error.to_string());
+            }
+        }
+        show(&found, args, ui)?;
+        let whole = found.iter().all(|one| one.error.is_none());
+        Ok(if whole { Exit::OK } else { Exit::FAILURE })
+    })
+}
+
+fn show(found: &[Leftover], args: &CleanupArgs, ui: &Ui) -> std::io::Result<()> {
+    if args.json {
+        return ui.json(&found);
+    }
+    if found.is_empty() {
+        ui.aside("nothing to remove");
+        return Ok(());
+    }
+    let rows = found.iter().map(|one| {
+        let mark = match (&one.error, args.yes) {
+            (Some(_), _) => "✗",
+            (None, true) => "✓",
+            (None, false) => "·",
+        };
+        let why = one.error.as_ref().unwrap_or(&one.why);
+        [
+            mark.to_owned(),
+            one.kind.to_owned(),
+            one.name.clone(),
+            why.clone(),
+        ]
+    });
+    ui.line(table(["", "WHAT", "NAME", "WHY"], rows))?;
+    if !args.yes {
+        ui.aside("nothing was removed; `forkd cleanup --yes` does it");
+    }
+    Ok(())
+}

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # The one place that runs the scenarios with real guests (tests/e2e): directly where the host's KVM is native, otherwise
-# in a machine, which ends with the run. Arguments go to the test program (a filter, --list). Progress goes to stderr;
-# stdout ends with a line `N passed, N failed`.
+# in a machine, which ends with the run. Then the tests of the daemon from outside (daemon-tests.sh). Arguments go to the
+# test program (a filter, --list); `daemon` alone leaves the scenarios out. Progress goes to stderr; stdout ends with a
+# line `N passed, N failed`.
 #
 # With --soak first: large repetition counts, one scenario at a time; what has passed with these programs is remembered.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+source "$root/scripts/daemon-tests.sh"
 
 soak=
 if [ "${1:-}" = --soak ]; then
@@ -116,4 +118,24 @@ else
     start_machine
     place=in_machine
 fi
-if [ -n "$soak" ]; then run_soak "$@"; else "$place" "$@"; fi
+
+# ---- the scenarios, then the daemon from outside
+
+scenarios() { if [ -n "$soak" ]; then run_soak "$@"; else "$place" "$@"; fi; }
+
+passed=0 failed=0 status=0
+if [ "${1:-}" != daemon ]; then
+    counts=$(mktemp)
+    at_end 'rm -f "$counts"'
+    scenarios "$@" > >(tee "$counts") || status=$?
+    wait $! || true
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$counts" | tail -n 1) || die "the scenarios did not come to an end"
+    read -r passed _ failed _ <<<"$line"
+fi
+# A filter names scenarios.
+if [ $# -eq 0 ] || [ "$1" = daemon ]; then
+    if [ "$place" = on_host ]; then start_machine; fi
+    daemon_tests
+fi
+printf '%d passed, %d failed\n' "$passed" "$failed"
+[ "$status" -eq 0 ] && [ "$failed" -eq 0 ]

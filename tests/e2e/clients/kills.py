@@ -21,6 +21,8 @@ HOST = urllib.parse.urlsplit(URL).netloc
 PREFIX = "kills-"
 WORKERS = 4
 lock = threading.Lock()
+# The kernel keeps fifteen characters of a name.
+DAEMON = "forkd-controlle"
 
 
 def ask(method, path, body=None, timeout=300):
@@ -104,7 +106,7 @@ def leftovers(live):
     text = on_host("sh", "-c",
                    "ls /var/lib/forkd/sandboxes | sed s/^/dir:/; ls /run/forkd/vm | sed s/^/sock:/;"
                    "ls -d /sys/fs/cgroup/forkd/vm/*/ 2>/dev/null | sed s/^/group:/; ls /var/lib/forkd/staging 2>/dev/null | sed s/^/staging:/;"
-                   "echo vmm:$(pgrep -cx forkd-vmm); echo spawn:$(pgrep -cx forkd-spawn); echo controller:$(pgrep -cx forkd-control)")
+                   "echo vmm:$(pgrep -cx forkd-vmm); echo spawn:$(pgrep -cx forkd-spawn); echo controller:$(pgrep -cx forkd-controlle)")
     found = []
     numbers = {}
     for line in text.split():
@@ -192,7 +194,7 @@ def main():
         for thread in threads:
             thread.start()
         time.sleep(random.uniform(2, 8))
-        on_host("pkill", "-9", "-x", "forkd-control")
+        on_host("pkill", "-9", "-x", DAEMON)
         stop.set()
         begin = time.monotonic()
         started = subprocess.run(START, shell=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

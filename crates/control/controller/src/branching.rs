@@ -126,7 +126,7 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Bran
     check_parent(&sandbox, wish.parent.as_ref())?;
     let (taken, done) = send(&sandbox, claimed, wish.mode, BTreeMap::new())?;
     if wish.wait {
-        let result = done.await.map_err(|_| Error::Task)?.map(|done| done.info);
+        let result = done.await.map_err(|_| ended(id))?.map(|done| done.info);
         drop(slot);
         return result.map(Branched::Ready);
     }
@@ -147,21 +147,29 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Bran
             match found {
                 Some((_, writing)) => Ok(Branched::Writing(writing_info(app, &tag, &writing))),
                 // It is durable already.
-                None => finish(early).await.map(Branched::Ready),
+                None => finish(early, id).await.map(Branched::Ready),
             }
         }
-        Err(_) => finish(early).await.map(Branched::Ready),
+        Err(_) => finish(early, id).await.map(Branched::Ready),
     }
 }
 
 type Finished = oneshot::Receiver<Result<Result<BranchDone, Error>, oneshot::error::RecvError>>;
 
-async fn finish(early: Finished) -> Result<SnapshotInfo, Error> {
+async fn finish(early: Finished, id: &SandboxId) -> Result<SnapshotInfo, Error> {
     early
         .await
         .map_err(|_| Error::Task)?
-        .map_err(|_| Error::Task)?
+        .map_err(|_| ended(id))?
         .map(|done| done.info)
+}
+
+/// Its owner went away with the request unanswered.
+fn ended(id: &SandboxId) -> Error {
+    Error::Gone {
+        id: id.clone(),
+        how: "it was deleted before it was cut".to_owned(),
+    }
 }
 
 /// Claims a tag that is neither stored nor being written.
@@ -235,7 +243,7 @@ pub async fn cut_hidden(
 ) -> Result<BranchDone, Error> {
     let claimed = claim(app, tag, Some(sandbox.id.to_string()))?;
     let (_taken, done) = send(sandbox, claimed, mode, BTreeMap::new())?;
-    done.await.map_err(|_| Error::Task)?
+    done.await.map_err(|_| ended(&sandbox.id))?
 }
 
 #[cfg(test)]

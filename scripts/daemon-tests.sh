@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# Sourced by vm-tests.sh: tests of the daemon from outside, with real guests. They speak HTTP, so they run here, wherever
+# the daemon is. Each prints its cases and ends with a line `N passed, N failed`.
+
+clients=$root/tests/e2e/clients
+
+# A Python with the published clients, made once. The name says what is in it.
+clients_python() {
+    local wanted=("$@") venv
+    venv=$cache/venv/$(printf '%s\n' "$(python3 --version)" "${wanted[@]}" | sha256sum | cut -c1-16)
+    if [ ! -e "$venv/done" ]; then
+        say "    installing ${wanted[*]}"
+        rm -rf "$venv"
+        python3 -m venv "$venv" >&2
+        "$venv/bin/pip" install -q --disable-pip-version-check "${wanted[@]}" >&2
+        touch "$venv/done"
+    fi
+    printf '%s' "$venv/bin/python"
+}
+
+# Kernel, initial RAM disk and image where the daemon looks for them; the files are those of the scenarios.
+provide_daemon() {
+    ask_machine sh -c "cd $inside && mkdir -p ../kernels ../images/python-numpy &&
+        ln -f vmlinux ../kernels/vmlinux && ln -f initramfs ../kernels/initramfs.cpio &&
+        ln -f python-numpy.ext4 ../images/python-numpy/root.ext4"
+    "$bin/forkd" machine cp "$(dirname "$(readlink "$assets/python-numpy.ext4")")/image.json" \
+        ":/var/lib/forkd/images/python-numpy/image.json" </dev/null 7>&-
+}
+
+daemon_url() { "$bin/forkd" machine status --json </dev/null 7>&- | sed -n 's/^ *"port": \([0-9]*\),$/http:\/\/127.0.0.1:\1/p'; }
+
+# `daemon_case NAME COMMAND…`: adds what its last line counts to `passed` and `failed`.
+daemon_case() {
+    local name=$1 log line
+    shift
+    log=$(mktemp)
+    step "$name" "$@" >"$log" 2>&1 || true
+    cat "$log" >&2
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1 || true)
+    rm -f "$log"
+    if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        say "    $name did not come to an end"
+        failed=$((failed + 1))
+    fi
+}
+
+# The counts are larger in a soak.
+daemon_tests() {
+    local url python tag=run-python-numpy restart rounds=3 requests=300 at_once=20
+    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100; fi
+    run provide_daemon
+    url=$(daemon_url)
+    python=$(clients_python forkd==0.5.3 forkd-mcp==0.2.1)
+    restart="'$bin/forkd' machine start"
+    daemon_case "daemon: the command line" bash "$clients/cli.sh" "$bin/forkd"
+    daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
+        /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
+    daemon_case "daemon: many clients" python3 "$clients/load.py" "$url" "$tag" "$requests" "$at_once"
+    daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \
+        "$bin/forkd machine exec --no-sync --" "$restart"
+    if [ -n "$soak" ]; then
+        python=$(clients_python schemathesis)
+        daemon_case "daemon: requests made from the document" bash "$clients/document.sh" "$(dirname "$python")/schemathesis" "$url"
+    fi
+}

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Every command of `forkd` that talks to a daemon, as people type it, with real guests.
+#
+#     cli.sh FORKD
+#
+# The last line counts cases. The snapshot run-python-numpy stays for the tests after this one.
+set -uo pipefail
+forkd=$1
+tag=run-python-numpy
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+# `expect STATUS PATTERN COMMAND…`: stdout and stderr must hold the pattern.
+expect() {
+    local status=$1 pattern=$2 got=0
+    shift 2
+    "$forkd" "$@" >"$work/out" 2>&1 </dev/null || got=$?
+    check "$status" "$got" "$pattern" "$*"
+}
+check() {
+    if [ "$1" = "$2" ] && grep -qE -- "$3" "$work/out"; then
+        passed=$((passed + 1))
+        echo "ok   forkd $4"
+    else
+        failed=$((failed + 1))
+        echo "FAIL forkd $4"
+        echo "     exit $2, wanted $1; wanted output: $3"
+        sed 's/^/     | /' "$work/out" | head -n 20
+    fi
+}
+
+expect 0 '^\[0\.0, 0\.0, 0\.0, 0\.0, 0\.0\]$' run --image python-numpy -- python3 -c 'import numpy; print(numpy.zeros(5).tolist())'
+expect 7 '' run -- sh -c 'exit 7'
+expect 0 'running' spawn --tag $tag --json --label of=cli --timeout 1h
+id=$("$forkd" ls -q | tail -n 1)
+expect 0 "^$id +$tag +running" ls
+expect 0 '"pong": true' ping "$id"
+expect 0 '^hello$' exec "$id" -- echo hello
+expect 42 '' exec "$id" -- sh -c 'exit 42'
+expect 137 '' exec "$id" -- sh -c 'kill -9 $$'
+expect 127 'cannot run nosuch' exec "$id" -- nosuch
+expect 126 'cannot run /etc/passwd' exec "$id" -- /etc/passwd
+expect 0 '^b /tmp$' exec -e A=b --cwd /tmp "$id" -- sh -c 'echo $A $PWD'
+expect 0 '^nobody$' exec --user nobody "$id" -- id -un
+expect 143 'killed after 1 s' exec --timeout-secs 1 "$id" -- sleep 60
+expect 0 '"exit_code": 0' exec --json "$id" -- true
+printf 'hello' | "$forkd" exec -i "$id" -- tr a-z A-Z >"$work/out" 2>&1
+check 0 $? '^HELLO$' "exec -i $id -- tr a-z A-Z"
+expect 0 '^\[0, 1, 4\]$' eval "$id" -- '[x * x for x in range(3)]'
+expect 1 'ZeroDivisionError' eval "$id" -- '1 / 0'
+expect 0 '' eval "$id" -- 'kept = 41'
+# More than one buffer of every part on the way.
+head -c 3000000 /dev/urandom >"$work/big"
+expect 0 '3000000 bytes written' cp "$work/big" "$id:/root/big"
+expect 0 '' cp "$id:/root/big" "$work/back"
+cmp "$work/big" "$work/back" >"$work/out" 2>&1
+check 0 $? '' 'cp there and back: the same bytes'
+expect 1 'cannot open /nope' cp "$id:/nope" "$work/x"
+expect 0 '' logs "$id"
+expect 0 'OWN +SHARED' top
+expect 0 '^tag: cli-half$' branch "$id" --tag cli-half
+expect 1 'already a snapshot cli-half' branch "$id" --tag cli-half
+expect 0 '^cli-half +ready' images
+expect 0 '^parent +run-python-numpy$' snapshot-info cli-half
+expect 0 '^2 / 2 children alive$' fork --tag cli-half -n 2 --settle-secs 0
+expect 0 '"alive": 1' fork --sandbox "$id" -n 1 --settle-secs 0 --json
+expect 0 '^parent_tag +cli-half$' snapshot-diff --from cli-half --tag cli-diff --exec 'touch /root/made'
+expect 1 'cli-diff' rmi cli-half
+expect 0 '✓ cli-half' rmi --cascade cli-half
+expect 1 'no snapshot cli-half' spawn --tag cli-half
+expect 0 'running source=run-python-numpy' workspace create cli-ws --snapshot $tag
+expect 0 'suspended' workspace suspend cli-ws --diff
+expect 0 'running' workspace resume cli-ws
+expect 0 '^cli-ws +running' workspace list
+expect 0 '✓ cli-ws' workspace delete cli-ws
+expect 0 '✓ sb-' kill --tag $tag
+expect 1 'no sandbox' exec "$id" -- true
+expect 0 'nothing to remove|WHAT' cleanup
+expect 0 'fail=0' doctor
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -129,7 +129,8 @@ if [ "${1:-}" != daemon ]; then
     at_end 'rm -f "$counts"'
     scenarios "$@" > >(tee "$counts") || status=$?
     wait $! || true
-    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$counts" | tail -n 1) || die "the scenarios did not come to an end"
+    # `--list` runs nothing.
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$counts" | tail -n 1) || exit "$status"
     read -r passed _ failed _ <<<"$line"
 fi
 # A filter names scenarios.

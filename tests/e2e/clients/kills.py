@@ -185,6 +185,17 @@ def trim(book):
     book.doubtful_tags.clear()
 
 
+def start():
+    """Starts the daemon until it answers: whoever starts it may not have noticed yet that it is dead."""
+    end = time.monotonic() + 120
+    while True:
+        done = subprocess.run(START, shell=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        if done.returncode == 0 and ask("GET", "/healthz")[0] == 200:
+            return None
+        if time.monotonic() > end:
+            return f"the daemon did not start: {done.stderr[-500:]}"
+
+
 def main():
     book = Book()
     bad = 0
@@ -197,11 +208,11 @@ def main():
         on_host("pkill", "-9", "-x", DAEMON)
         stop.set()
         begin = time.monotonic()
-        started = subprocess.run(START, shell=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        complaint = start()
         back = time.monotonic() - begin
         for thread in threads:
             thread.join()
-        problems = [] if started.returncode == 0 else [f"the daemon did not start: {started.stderr[-500:]}"]
+        problems = [complaint] if complaint else []
         held = len(book.sandboxes), len(book.tags)
         if not problems:
             check(book, problems)

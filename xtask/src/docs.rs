@@ -167,7 +167,7 @@ struct Help {
 impl Help {
     fn new(root: &Path) -> anyhow::Result<Self> {
         let status = Command::new("cargo")
-            .args(["build", "-q", "-p", "forkd-cli"])
+            .args(["build", "-q", "--release", "-p", "forkd-cli"])
             .current_dir(root)
             .status()
             .context("cannot run cargo")?;
@@ -177,7 +177,7 @@ impl Help {
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         Ok(Self {
-            program: target.join("debug/forkd"),
+            program: target.join("release/forkd"),
             known: BTreeMap::new(),
         })
     }

@@ -28,6 +28,7 @@ const TOOLS: [(&str, &[&str]); 2] = [
         &[
             "clippy",
             "-q",
+            "--release",
             "--workspace",
             "--all-targets",
             "--",

@@ -99,6 +99,7 @@ impl Bench {
             state: attach.add(&state),
             memory: attach.add(&image),
             only_changed: false,
+            onto: 0,
             index: None,
             new_layers: Vec::new(),
             resume: false,

@@ -4,6 +4,7 @@ mod chart;
 mod children;
 mod floor;
 mod fork;
+mod history;
 mod report;
 mod spawned;
 mod stats;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use forkd_types::MiB;
-use report::{Conditions, Fork, Primitives};
+use report::{Conditions, Fork, PagesFrom, Primitives};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use stats::millis;
 
@@ -52,6 +53,37 @@ struct PrimitivesArgs {
     /// Rounds of each burst.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
     rounds: u8,
+
+    /// Sizes of the guests that are cut.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "512M,1536M",
+        value_name = "SIZE,…"
+    )]
+    cut_memory: Vec<MiB>,
+
+    /// How much of a guest changes between cuts.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "8M,30M,300M",
+        value_name = "SIZE,…"
+    )]
+    cut_dirty: Vec<MiB>,
+
+    /// How much of a guest changes before it is rolled back.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "8M,80M",
+        value_name = "SIZE,…"
+    )]
+    rollback_dirty: Vec<MiB>,
+
+    /// Cuts and roll-backs of each kind; none of them with 0.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=40))]
+    cuts: u8,
 
     /// Print JSON.
     #[arg(long)]
@@ -101,10 +133,13 @@ fn primitives(args: &PrimitivesArgs) -> anyhow::Result<()> {
         fill.sort_by(f64::total_cmp);
         results.push(Fork::new(n, &ours[0], &floors[0], fill[0]));
     }
-    let report = Primitives {
+    let mut report = Primitives {
         fork: results,
+        cut: Vec::new(),
+        rollback: Vec::new(),
         conditions,
     };
+    measure_history(args, work.path(), &mut report)?;
     if let Some(path) = &args.chart {
         report.chart().write(path)?;
     }
@@ -112,6 +147,31 @@ fn primitives(args: &PrimitivesArgs) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{}", report.text());
+    }
+    Ok(())
+}
+
+fn measure_history(
+    args: &PrimitivesArgs,
+    work: &std::path::Path,
+    report: &mut Primitives,
+) -> anyhow::Result<()> {
+    let rounds = usize::from(args.cuts);
+    if rounds == 0 {
+        return Ok(());
+    }
+    for &memory in &args.cut_memory {
+        for &dirty in &args.cut_dirty {
+            eprintln!("{rounds} cuts of {memory} with {dirty} dirty");
+            report.cut.push(history::cuts(work, memory, dirty, rounds)?);
+        }
+    }
+    for &dirty in &args.rollback_dirty {
+        for from in [PagesFrom::Image, PagesFrom::Checkpoint] {
+            eprintln!("{rounds} roll-backs with {dirty} dirty");
+            let measured = history::rollbacks(work, args.memory, dirty, from, rounds)?;
+            report.rollback.push(measured);
+        }
     }
     Ok(())
 }

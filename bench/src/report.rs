@@ -1,7 +1,9 @@
 //! What was measured, for people and for programs.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use forkd_vmm_proto::PauseParts;
 use serde::Serialize;
 
 use crate::chart::Chart;
@@ -13,8 +15,82 @@ use crate::stats::{Spread, millis};
 pub struct Primitives {
     /// Bursts of forks, smallest first.
     pub fork: Vec<Fork>,
+    /// Cuts of a guest that goes on.
+    pub cut: Vec<Cut>,
+    /// Roll-backs in place.
+    pub rollback: Vec<Rollback>,
     /// Where and how it was measured.
     pub conditions: Conditions,
+}
+
+/// Cuts of one size of guest.
+#[derive(Debug, Serialize)]
+pub struct Cut {
+    /// Guest memory.
+    pub mib: u32,
+    /// How much of it changed since the cut before.
+    pub dirty_mib: u32,
+    /// From the first vCPU stopped to the last one running again.
+    pub pause_ms: Spread,
+    /// What that was spent on: the median of each part.
+    pub parts_ms: Parts,
+}
+
+/// Roll-backs of one size of change.
+#[derive(Debug, Serialize)]
+pub struct Rollback {
+    /// How much changed since the checkpoint.
+    pub dirty_mib: u32,
+    /// Where the pages come from.
+    pub from: PagesFrom,
+    /// How many were put back.
+    pub pages: u64,
+    /// From the first vCPU stopped to the last one running again.
+    pub ms: Spread,
+    /// What that was spent on: the median of each part.
+    pub parts_ms: Parts,
+}
+
+/// What a pause was spent on.
+#[derive(Debug, Serialize)]
+pub struct Parts {
+    /// Until vCPUs and devices stood still.
+    pub stop: f64,
+    /// Reading or loading the state of vCPUs and devices.
+    pub state: f64,
+    /// Finding out which pages changed.
+    pub scan: f64,
+    /// Keeping memory as it is (a fork), or putting it back.
+    pub memory: f64,
+    /// Until they were told to go on.
+    pub start: f64,
+}
+
+impl Parts {
+    /// The median of each part.
+    pub fn of(parts: &[PauseParts]) -> Self {
+        let median = |part: fn(&PauseParts) -> u64| {
+            let times: Vec<Duration> = parts.iter().map(part).map(Duration::from_micros).collect();
+            Spread::of(&times).p50
+        };
+        Self {
+            stop: median(|p| p.stop_us),
+            state: median(|p| p.state_us),
+            scan: median(|p| p.scan_us),
+            memory: median(|p| p.memory_us),
+            start: median(|p| p.start_us),
+        }
+    }
+}
+
+/// Where the pages of a roll-back come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PagesFrom {
+    /// They were as in the image at the checkpoint: what changed is dropped.
+    Image,
+    /// They had changed before the checkpoint: they are copied back.
+    Checkpoint,
 }
 
 /// One size of burst.
@@ -115,7 +191,9 @@ impl Conditions {
             clock: "fork: from asking forkd-spawn for the shell until the child's first instruction has \
                     signalled the asking process; pooled shells, one process per VM, own console file and \
                     vsock socket each; floor: mmap, registers, KVM_RUN to the first port write, one process \
-                    per VM, told and answering over a socket",
+                    per VM, told and answering over a socket; cut and rollback: from the order to the first \
+                    vCPU to stop until the last one was told to go on, a guest of 1 vCPU that writes to every \
+                    page of its dirty set all the time, each cut onto the one before",
         }
     }
 }
@@ -169,8 +247,45 @@ impl Primitives {
                 fork.pool_fill_ms
             );
         }
+        self.history_text(&mut text);
         let _ = writeln!(text, "\nclock: {}", c.clock);
         text
+    }
+}
+
+impl Primitives {
+    fn history_text(&self, text: &mut String) {
+        let _ = writeln!(
+            text,
+            "\n{:<40} {:>8} {:>8} {:>8}   {:>6} {:>6} {:>6} {:>6} {:>6}",
+            "pause in ms", "p50", "p99", "max", "stop", "state", "scan", "memory", "start"
+        );
+        let mut line = |what: String, ms: &Spread, parts: &Parts| {
+            let _ = writeln!(
+                text,
+                "{what:<40} {:>8.2} {:>8.2} {:>8.2}   {:>6.2} {:>6.2} {:>6.2} {:>6.2} {:>6.2}",
+                ms.p50,
+                ms.p99,
+                ms.max,
+                parts.stop,
+                parts.state,
+                parts.scan,
+                parts.memory,
+                parts.start
+            );
+        };
+        for cut in &self.cut {
+            let what = format!("cut, {} MiB, {} MiB dirty", cut.mib, cut.dirty_mib);
+            line(what, &cut.pause_ms, &cut.parts_ms);
+        }
+        for back in &self.rollback {
+            let from = match back.from {
+                PagesFrom::Image => "dropped",
+                PagesFrom::Checkpoint => "copied",
+            };
+            let what = format!("roll back, {} MiB dirty, {from}", back.dirty_mib);
+            line(what, &back.ms, &back.parts_ms);
+        }
     }
 }
 

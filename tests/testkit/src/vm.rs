@@ -198,6 +198,7 @@ impl Vm {
             state: fds.add(new_file(&state)?),
             memory: fds.add(new_file(&memory)?),
             only_changed: false,
+            onto: 0,
             index: None,
             new_layers,
             resume: go_on,

@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{BootSpec, Counters, CutReport, CutSpec, FdIndex, RestoreSpec, Shape};
+use crate::{
+    BootSpec, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec, FdIndex, RestoreSpec,
+    RollbackReport, RollbackSpec, Shape,
+};
 
 /// A command with the number its answer will carry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,8 +35,18 @@ pub enum Command {
     Pause,
     /// Let them go on.
     Resume,
-    /// Take the state at one instant.
+    /// Take the state at one instant. Cuts, checkpoints and roll-backs are carried out one after another, in
+    /// the order in which they are asked for.
     Cut(CutSpec),
+    /// Keep the state at one instant inside the VMM, to go back to.
+    Checkpoint(CheckpointSpec),
+    /// Go back to a checkpoint. Connections of the guest are reset; it finds a new generation id.
+    Rollback(RollbackSpec),
+    /// Forget a checkpoint.
+    DropCheckpoint {
+        /// Which.
+        id: u64,
+    },
     /// Press the power button; the guest decides what to do about it.
     PowerButton,
     /// Set how much memory the balloon should take from the guest, in MiB.
@@ -83,6 +96,10 @@ pub enum Reply {
     /// To `Cut`, once everything is written. [`crate::Event::CutTaken`] comes before it, as soon as the VM
     /// runs again.
     Cut(CutReport),
+    /// To `Checkpoint`, once its memory is kept.
+    Checkpoint(CheckpointReport),
+    /// To `Rollback`.
+    Rollback(RollbackReport),
 }
 
 /// Where a VM is in its life.
@@ -142,4 +159,8 @@ pub enum VmmErrorCode {
     Io,
     /// No space left where the cut is written.
     NoSpace,
+    /// There is no such checkpoint.
+    NoCheckpoint,
+    /// There are as many checkpoints or waiting commands as there can be.
+    TooMany,
 }

@@ -29,14 +29,15 @@ pub use event::{Event, ExitCode, StopCause};
 pub use layer::EmptyLayer;
 pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
-    BootSpec, ConsoleSpec, Counters, CpuModel, CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex,
-    MAX_DISKS, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetBackend, NetSpec,
-    PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
+    BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutReport,
+    CutSpec, DeviceSlot, DiskSpec, FdIndex, MAX_DISKS, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB,
+    MemoryImage, NetBackend, NetSpec, PageIndex, PauseParts, RateLimit, RestoreSpec,
+    RollbackReport, RollbackSpec, Shape, VsockSpec,
 };
 pub use wire::{FromVmm, MAX_FDS, MAX_MESSAGE, WireError, decode, encode};
 
 /// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The vsock port on the host side (CID 2) that the agent connects to once, when it is ready.
 pub const READY_PORT: u32 = 1;

@@ -198,10 +198,13 @@ pub struct CutSpec {
     pub state: FdIndex,
     /// Where pages are written, page N at offset N pages.
     pub memory: FdIndex,
-    /// Write only pages that differ from the image the VM was restored from.
+    /// Write only pages that differ from what the cut builds on.
     pub only_changed: bool,
-    /// Where the [`crate::PageMap`] of the cut is written: over the layers the VM was restored from,
-    /// in their order, and the new memory file as the last. Needed with `only_changed` unless the VM was
+    /// What a cut of only what changed builds on: 0 is the image the VM was restored from, any other
+    /// number the [`CutReport::image`] of the last cut that succeeded.
+    pub onto: u64,
+    /// Where the [`crate::PageMap`] of the cut is written: over the layers of what it builds on, in their
+    /// order, and the new memory file as the last. Needed with `only_changed` unless the VM was
     /// booted; without `only_changed` the memory file alone is the image and there is nothing to index.
     pub index: Option<FdIndex>,
     /// New, empty top layers, one for each writable disk in slot order. With them the VM goes on while
@@ -212,11 +215,82 @@ pub struct CutSpec {
     pub resume: bool,
 }
 
+/// Keep the machine's state at one instant, to go back to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointSpec {
+    /// Where pages are kept that changed since the last checkpoint; empty, and for the VMM alone.
+    pub memory: FdIndex,
+    /// New, empty top layers, one for each writable disk in slot order.
+    pub new_layers: Vec<FdIndex>,
+}
+
+/// What a checkpoint did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointReport {
+    /// Its number, never 0.
+    pub id: u64,
+    /// Nothing changed since the checkpoint of that number: there is no new one, and what came with the
+    /// command is not in use.
+    pub unchanged: bool,
+    /// For each writable disk whether the new layer is in use; it is not if nothing was written to the
+    /// one before.
+    pub layers_taken: Vec<bool>,
+    /// From the first vCPU stopped to the last one running again, in microseconds.
+    pub pause_us: u64,
+    /// Pages kept.
+    pub pages_written: u64,
+    /// From the command to everything kept, in microseconds.
+    pub total_us: u64,
+}
+
+/// Go back to a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RollbackSpec {
+    /// The number of the checkpoint.
+    pub to: u64,
+    /// New, empty top layers, one for each writable disk in slot order.
+    pub new_layers: Vec<FdIndex>,
+    /// A generation id the machine has not had before.
+    pub generation: [u8; 16],
+}
+
+/// What a roll-back did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RollbackReport {
+    /// From the first vCPU stopped to the last one running again, in microseconds.
+    pub pause_us: u64,
+    /// What that was spent on.
+    pub parts: PauseParts,
+    /// Pages that were put back, by copying or by dropping what had changed.
+    pub pages: u64,
+}
+
+/// What a pause was spent on, in microseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseParts {
+    /// Until vCPUs and devices stood still.
+    pub stop_us: u64,
+    /// Reading or loading the state of vCPUs and devices.
+    pub state_us: u64,
+    /// Finding out which pages changed.
+    pub scan_us: u64,
+    /// Keeping memory as it is (a fork), or putting it back.
+    pub memory_us: u64,
+    /// Putting layers on disks.
+    pub disks_us: u64,
+    /// Until they were told to go on.
+    pub start_us: u64,
+}
+
 /// What a cut did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutReport {
+    /// The number of the image that the cut is, for [`CutSpec::onto`]; never 0.
+    pub image: u64,
     /// From the first vCPU stopped to the last one running again, in microseconds.
     pub pause_us: u64,
+    /// What that was spent on.
+    pub parts: PauseParts,
     /// Pages written to the memory file.
     pub pages_written: u64,
     /// Of the pages looked at, those that were zero and left as holes.

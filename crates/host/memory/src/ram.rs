@@ -4,14 +4,14 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use forkd_sys::{PageRange, Pagemap, PagemapError};
 use forkd_vmm_proto::PageMap;
 use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-use crate::{GuestMemory, PAGE_SIZE, RamLayout, RamRegion};
+use crate::{GuestMemory, PAGE_SIZE, PageSet, RamLayout, RamRegion};
 
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -82,6 +82,9 @@ pub enum MemoryError {
     /// Pages cannot be given back or brought in.
     #[error("the kernel refused the advice on guest memory")]
     Advise(#[source] io::Error),
+    /// A file with pages cannot be read.
+    #[error("cannot read pages back")]
+    ReadBack(#[source] io::Error),
     /// This process may not look at its own page map.
     #[error("which pages were touched cannot be known without the page map of the process")]
     Unknown,
@@ -153,6 +156,28 @@ pub struct GuestRam {
     layout: RamLayout,
     memory: GuestMemory,
     backing: OnceLock<Backing>,
+    /// Pages given back since somebody asked; none while nobody wants to know.
+    discarded: Mutex<Option<Discarded>>,
+}
+
+/// Pages given back. A guest that gives the same ones back again and again does not make it grow.
+#[derive(Debug, Default)]
+struct Discarded {
+    ranges: Vec<PageRange>,
+    tidied: usize,
+}
+
+impl Discarded {
+    fn push(&mut self, range: PageRange) {
+        const SLACK: usize = 1024;
+        self.ranges.push(range);
+        if self.ranges.len() > 2 * self.tidied + SLACK {
+            self.ranges = PageSet::new(std::mem::take(&mut self.ranges))
+                .ranges()
+                .to_vec();
+            self.tidied = self.ranges.len();
+        }
+    }
 }
 
 // SAFETY: `base` is the address of a mapping that lives as long as the process; all access through it is
@@ -194,7 +219,26 @@ impl GuestRam {
             layout,
             memory,
             backing: OnceLock::new(),
+            discarded: Mutex::default(),
         })
+    }
+
+    pub(crate) fn remember_discarded(&self) {
+        let mut slot = self
+            .discarded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        slot.get_or_insert_default();
+    }
+
+    pub(crate) fn take_discarded(&self) -> Vec<PageRange> {
+        let mut slot = self
+            .discarded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        slot.as_mut()
+            .map(|discarded| std::mem::take(discarded).ranges)
+            .unwrap_or_default()
     }
 
     /// The layout.
@@ -324,7 +368,18 @@ impl GuestRam {
             .offset_of(guest, len)
             .filter(|o| o.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE))
             .ok_or(MemoryError::Range { guest, len })?;
-        self.advise(offset, len, libc::MADV_DONTNEED)
+        self.advise(offset, len, libc::MADV_DONTNEED)?;
+        let mut slot = self
+            .discarded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(discarded) = slot.as_mut() {
+            discarded.push(PageRange {
+                first: offset / PAGE_SIZE,
+                count: len / PAGE_SIZE,
+            });
+        }
+        Ok(())
     }
 
     /// Brings pages in: for writing (copied from the image at once) or for reading.
@@ -341,7 +396,12 @@ impl GuestRam {
         )
     }
 
-    fn advise(&self, offset: u64, len: u64, advice: libc::c_int) -> Result<(), MemoryError> {
+    pub(crate) fn advise(
+        &self,
+        offset: u64,
+        len: u64,
+        advice: libc::c_int,
+    ) -> Result<(), MemoryError> {
         if offset
             .checked_add(len)
             .is_none_or(|end| end > self.layout.bytes())

@@ -7,14 +7,17 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use forkd_sys::{ChildWriter, ForkError, PageRange};
 use forkd_vmm_proto::Change;
+use rustix::thread::futex;
 
 use crate::{GuestRam, PAGE_SIZE, WritePlan};
 
 const CHUNK_PAGES: u64 = 256;
+/// How much the writer steps back behind the guest.
+const WRITER_NICE: i32 = 10;
 const OK: u8 = 0;
 const FAILED: u8 = 1;
 
@@ -24,6 +27,8 @@ struct Shared {
     written: AtomicU64,
     zero: AtomicU64,
     errno: AtomicI32,
+    /// The child may go.
+    released: AtomicU32,
 }
 
 /// A mapping that parent and child share.
@@ -74,6 +79,15 @@ pub struct Written {
     plan: WritePlan,
 }
 
+/// Whether what is written must survive a power cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durable {
+    /// It is synced before it counts as written.
+    Yes,
+    /// It is only for this VM.
+    No,
+}
+
 /// How a write ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteReport {
@@ -109,46 +123,40 @@ pub enum WriteOutcome {
 }
 
 impl GuestRam {
-    /// Forks a child that writes the pages of `plan` to `file`, page N at offset N pages, and syncs it.
-    /// The file is made as long as RAM, and must be empty.
+    /// Makes an empty file as long as RAM, for [`GuestRam::write_frozen`].
+    pub fn size_file(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(rustix::fs::ftruncate(file, self.layout().bytes())?)
+    }
+
+    /// Forks a child that writes the pages of `plan` to `file`, page N at offset N pages.
+    /// The file has been made as long as RAM, and is empty otherwise. The child stays until [`Written::release`], so
+    /// that [`GuestRam::unshared`] can be asked meanwhile.
     ///
     /// Nobody may run in guest memory between the moment that is meant and the return of this function.
     pub fn write_frozen(
         &self,
         plan: WritePlan,
         file: BorrowedFd<'_>,
+        durable: Durable,
     ) -> Result<Written, ForkError> {
-        rustix::fs::ftruncate(file, self.layout().bytes())
-            .map_err(|e| ForkError::Fork(e.into()))?;
         let board = Board::new().map_err(ForkError::Fork)?;
         let base = self.base();
         let total = u64::from(self.layout().pages());
         let child = ChildWriter::fork(|| {
+            // The guest goes first.
+            let _ = rustix::process::nice(WRITER_NICE);
             let job = Job {
                 base,
                 file,
                 board: &board,
             };
-            for range in &plan.ranges {
-                if range.end() > total {
-                    continue;
-                }
-                if let Err(errno) = job.write_range(*range) {
-                    board
-                        .shared()
-                        .errno
-                        .store(errno.raw_os_error(), Ordering::Relaxed);
-                    return FAILED;
-                }
-            }
-            match rustix::fs::fsync(file) {
-                // A pipe or memfd has nothing to sync.
-                Ok(()) | Err(rustix::io::Errno::INVAL) => OK,
+            let result = job.write(&plan, total, durable);
+            job.wait_for_release();
+            match result {
+                Ok(()) => OK,
                 Err(errno) => {
-                    board
-                        .shared()
-                        .errno
-                        .store(errno.raw_os_error(), Ordering::Relaxed);
+                    let told = &board.shared().errno;
+                    told.store(errno.raw_os_error(), Ordering::Relaxed);
                     FAILED
                 }
             }
@@ -165,8 +173,17 @@ impl AsFd for Written {
 }
 
 impl Written {
+    /// Lets the child go when it has written everything.
+    pub fn release(&self) {
+        let released = &self.board.shared().released;
+        released.store(1, Ordering::Release);
+        // Nobody waits yet, or somebody is woken: both are well.
+        let _ = futex::wake(released, futex::Flags::empty(), 1);
+    }
+
     /// Waits for the end.
     pub fn finish(self) -> Result<WriteOutcome, ForkError> {
+        self.release();
         let status = self.child.wait()?;
         let shared = self.board.shared();
         if status != OK {
@@ -189,6 +206,28 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    fn write(&self, plan: &WritePlan, total: u64, durable: Durable) -> rustix::io::Result<()> {
+        for range in plan.ranges.iter().filter(|range| range.end() <= total) {
+            self.write_range(*range)?;
+        }
+        if durable == Durable::No {
+            return Ok(());
+        }
+        match rustix::fs::fsync(self.file) {
+            // A pipe or memfd has nothing to sync.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn wait_for_release(&self) {
+        let released = &self.board.shared().released;
+        while released.load(Ordering::Acquire) == 0 {
+            // Woken, or changed meanwhile, or interrupted: the flag says.
+            let _ = futex::wait(released, futex::Flags::empty(), 0, None);
+        }
+    }
+
     fn write_range(&self, range: PageRange) -> rustix::io::Result<()> {
         let mut page = range.first;
         while page < range.end() {
@@ -260,7 +299,7 @@ fn is_zero(page: &[u8]) -> bool {
 mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
 
-    use forkd_sys::Pagemap;
+    use forkd_sys::{Pagemap, WriteTracker};
     use forkd_vmm_proto::PageMap;
     use vm_memory::{Bytes, GuestAddress};
 
@@ -289,8 +328,9 @@ mod tests {
         }
         poke(&ram, 3, 0);
         let file = tempfile::tempfile().unwrap();
+        ram.size_file(file.as_fd()).unwrap();
         let plan = plan_full(ram.private_pages(&Pagemap::open().unwrap()).unwrap(), None);
-        let written = ram.write_frozen(plan, file.as_fd()).unwrap();
+        let written = ram.write_frozen(plan, file.as_fd(), Durable::Yes).unwrap();
         poke(&ram, 1, 6);
         let report = done(written);
         assert_eq!(report.written, 3);
@@ -319,8 +359,9 @@ mod tests {
         poke(&ram, 10, 0);
         poke(&ram, 12, 3);
         let file = tempfile::tempfile().unwrap();
+        ram.size_file(file.as_fd()).unwrap();
         let plan = plan_changed(ram.private_pages(&Pagemap::open().unwrap()).unwrap());
-        let report = done(ram.write_frozen(plan, file.as_fd()).unwrap());
+        let report = done(ram.write_frozen(plan, file.as_fd(), Durable::Yes).unwrap());
         assert_eq!((report.written, report.zero), (1, 1));
 
         let map = map.overlay(&report.changes()).unwrap();
@@ -338,6 +379,63 @@ mod tests {
     }
 
     #[test]
+    fn what_changed_since_a_fork_is_known_and_can_be_put_back() {
+        let (pagemap, tracker) = (Pagemap::open().unwrap(), WriteTracker::open());
+        let Ok(tracker) = tracker else {
+            eprintln!("this kernel does not follow writes: nothing was tested");
+            return;
+        };
+        let base = tempfile::tempfile().unwrap();
+        base.set_len(64 << 20).unwrap();
+        base.write_all_at(&[9; PAGE_SIZE as usize], 20 * PAGE_SIZE)
+            .unwrap();
+        let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
+        let map = PageMap::identity((64 << 20) / 4096);
+        ram.map_image(ImageLayers::new(map, vec![base.into()]).unwrap())
+            .unwrap();
+        for page in [10, 11, 12] {
+            poke(&ram, page, 1);
+        }
+        ram.follow_writes(&tracker).unwrap();
+        let written_now = || {
+            let touched = ram.touched_set(&pagemap).unwrap();
+            ram.own_among(&pagemap, &touched).unwrap()
+        };
+        let changed = written_now();
+        assert_eq!(changed.pages(), 3);
+        let file = tempfile::tempfile().unwrap();
+        ram.size_file(file.as_fd()).unwrap();
+        let plan = plan_changed(changed.ranges().to_vec());
+        let written = ram.write_frozen(plan, file.as_fd(), Durable::No).unwrap();
+        // Before it is marked, after it is marked, and one that nobody has touched.
+        poke(&ram, 10, 2);
+        ram.mark(&pagemap, &changed).unwrap();
+        poke(&ram, 11, 2);
+        let mut since = ram.unshared(&pagemap, &changed).unwrap();
+        poke(&ram, 20, 2);
+        since.add(&written_now());
+        let pages: Vec<u64> = since
+            .ranges()
+            .iter()
+            .flat_map(|r| r.first..r.end())
+            .collect();
+        assert_eq!(pages, [10, 11, 20]);
+        done(written);
+
+        let (in_file, in_base) = since.split(&changed);
+        ram.read_back(file.as_fd(), &in_file).unwrap();
+        ram.drop_private(&in_base).unwrap();
+        let seen = [10u64, 11, 12, 20].map(|page| {
+            ram.memory()
+                .read_obj::<u8>(GuestAddress(page * PAGE_SIZE))
+                .unwrap()
+        });
+        assert_eq!(seen, [1, 1, 1, 9]);
+        ram.discard(12 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        assert_eq!(ram.discarded_set().pages(), 1);
+    }
+
+    #[test]
     fn a_target_that_cannot_be_written_is_reported() {
         let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();
         ram.map_zero().unwrap();
@@ -347,7 +445,7 @@ mod tests {
         rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
         let plan = plan_full(ram.private_pages(&Pagemap::open().unwrap()).unwrap(), None);
         let outcome = ram
-            .write_frozen(plan, sealed.as_fd())
+            .write_frozen(plan, sealed.as_fd(), Durable::Yes)
             .unwrap()
             .finish()
             .unwrap();

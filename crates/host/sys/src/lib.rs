@@ -10,6 +10,7 @@ mod inherit;
 mod pagemap;
 mod signal;
 mod tap;
+mod track;
 
 pub use channel::{Channel, ChannelError, Received};
 pub use fork::{ChildWriter, ForkError};
@@ -21,3 +22,4 @@ pub use signal::{
     install_kick_handler,
 };
 pub use tap::open_tap;
+pub use track::{TrackError, WriteTracker};

@@ -11,16 +11,19 @@ use thiserror::Error;
 const PAGE: u64 = 4096;
 
 // linux/fs.h, since 6.7
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PM_SCAN_WP_MATCHING: u64 = 1;
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 
 // Documentation/admin-guide/mm/pagemap.rst
 const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_FILE: u64 = 1 << 61;
+const ENTRY_EXCLUSIVE: u64 = 1 << 56;
 
 /// Pages `first..first + count` of the range that was asked about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +92,12 @@ pub struct Pagemap {
 enum Wanted {
     /// Pages that belong to this process alone.
     Private,
+    /// Pages that came or were written since they were marked, whoever they belong to.
+    Touched,
+    /// As `Touched`, and marks them.
+    Mark,
+    /// Pages of a range shared with a forked process that are not shared any more.
+    Unshared,
     /// All pages that are mapped or swapped out.
     Mapped,
 }
@@ -126,6 +135,28 @@ impl Pagemap {
         self.pages(address, len, Wanted::Private)
     }
 
+    /// The pages that came or were written since they were marked; all that are there if nothing was
+    /// marked. To tell whose they are costs far more, so that is a question of its own.
+    pub fn touched_pages(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
+        self.pages(address, len, Wanted::Touched)
+    }
+
+    /// As [`Pagemap::touched_pages`], and marks them. Only what a [`crate::WriteTracker`] follows can be
+    /// marked.
+    pub fn mark(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
+        self.pages(address, len, Wanted::Mark)
+    }
+
+    /// The pages that no other process has too, among them those that are not there at all.
+    pub fn unshared_pages(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
+        self.pages(address, len, Wanted::Unshared)
+    }
+
+    /// Whether marks can be read and set at all.
+    pub fn has_marks(&self) -> bool {
+        self.has_scan
+    }
+
     /// The pages that are mapped at all, read or written.
     pub fn mapped_pages(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
         self.pages(address, len, Wanted::Mapped)
@@ -139,7 +170,7 @@ impl Pagemap {
     ) -> Result<Vec<PageRange>, PagemapError> {
         let mut ranges = Vec::new();
         let end = address + len;
-        if self.has_scan {
+        if self.has_scan && wanted != Wanted::Unshared {
             self.scan(address, end, wanted, &mut ranges)
         } else {
             self.walk(address, end, wanted, &mut ranges)
@@ -168,9 +199,17 @@ impl Pagemap {
                 return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
                 ..ScanArg::default()
             };
-            if wanted == Wanted::Private {
-                arg.category_inverted = PAGE_IS_FILE | PAGE_IS_PFNZERO;
-                arg.category_mask = PAGE_IS_FILE | PAGE_IS_PFNZERO;
+            match wanted {
+                Wanted::Private => {
+                    arg.category_inverted = PAGE_IS_FILE | PAGE_IS_PFNZERO;
+                    arg.category_mask = PAGE_IS_FILE | PAGE_IS_PFNZERO;
+                }
+                Wanted::Touched => arg.category_mask = PAGE_IS_WRITTEN,
+                Wanted::Mark => {
+                    arg.category_mask = PAGE_IS_WRITTEN;
+                    arg.flags = PM_SCAN_WP_MATCHING;
+                }
+                Wanted::Mapped | Wanted::Unshared => {}
             }
             // SAFETY: `arg` has the layout of struct pm_scan_arg, its size is given in it, and `vec`
             // points to `vec_len` writable elements that outlive the call.
@@ -214,7 +253,13 @@ impl Pagemap {
             for entry in chunk.as_chunks::<8>().0 {
                 let entry = u64::from_ne_bytes(*entry);
                 let mapped = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
-                if mapped && (wanted == Wanted::Mapped || entry & ENTRY_FILE == 0) {
+                let own = entry & ENTRY_FILE == 0;
+                let found = match wanted {
+                    Wanted::Mapped | Wanted::Touched | Wanted::Mark => mapped,
+                    Wanted::Unshared => entry & ENTRY_PRESENT == 0 || entry & ENTRY_EXCLUSIVE != 0,
+                    Wanted::Private => mapped && own,
+                };
+                if found {
                     push(out, page, 1);
                 }
                 page += 1;
@@ -280,6 +325,36 @@ mod tests {
     #[test]
     fn written_pages_are_told_from_read_ones() {
         written_pages_are_found(&Pagemap::open().unwrap());
+    }
+
+    #[test]
+    fn marked_pages_count_again_once_they_are_written() {
+        let map = Pagemap::open().unwrap();
+        let Ok(tracker) = crate::WriteTracker::open() else {
+            eprintln!("this kernel does not follow writes: nothing was tested");
+            return;
+        };
+        let (at, len) = private_file_mapping(64);
+        let write = |page: usize| {
+            // SAFETY: inside the mapping made above.
+            unsafe { at.add(page * PAGE as usize).write_volatile(1) };
+        };
+        let touched = || map.touched_pages(at as u64, len as u64).unwrap();
+        let range = |first, count| PageRange { first, count };
+        (3..9).for_each(write);
+        tracker.follow(at as u64, len as u64).unwrap();
+        assert!(touched().contains(&range(3, 6)));
+        let marked = map.mark(at as u64, len as u64).unwrap();
+        assert!(marked.contains(&range(3, 6)));
+        assert_eq!(touched(), []);
+        assert_eq!(
+            map.private_pages(at as u64, len as u64).unwrap(),
+            [range(3, 6)]
+        );
+        [4, 20].into_iter().for_each(write);
+        assert_eq!(touched(), [range(4, 1), range(20, 1)]);
+        // SAFETY: the mapping made above, which nothing uses any more.
+        unsafe { libc::munmap(at.cast(), len) };
     }
 
     #[test]

@@ -207,6 +207,7 @@ fn cut(vm: &mut Client, dir: &Path) -> Result<()> {
         state: attach.add(&state),
         memory: attach.add(&memory),
         only_changed: false,
+        onto: 0,
         index: None,
         new_layers: vec![],
         resume: true,

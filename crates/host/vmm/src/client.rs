@@ -167,6 +167,18 @@ impl Client {
         self.wait_event(|event, _| matches!(event, Event::AgentReady).then_some(()))
     }
 
+    /// Takes what has come without waiting; says whether a word of the guest being ready was in it.
+    pub fn try_ready(&mut self) -> Result<bool, ClientError> {
+        let timeout = std::mem::replace(&mut self.timeout, Duration::ZERO);
+        let ready = self.wait_ready();
+        self.timeout = timeout;
+        match ready {
+            Ok(()) => Ok(true),
+            Err(ClientError::Timeout(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn receive(&mut self) -> Result<(), ClientError> {
         let end = Instant::now() + self.timeout;
         loop {

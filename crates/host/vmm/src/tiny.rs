@@ -9,7 +9,10 @@ pub const ENTRY: u64 = 0x10_0000;
 
 const HEADER: usize = 64 + 56;
 
-/// The program as an ELF file.
+/// Where the pages begin that [`dirtying`] writes.
+pub const DIRTY_START: u32 = 16 << 20;
+
+/// A program that says it is ready and halts, as an ELF file.
 pub fn image() -> Vec<u8> {
     let [low, high] = READY_IO_PORT.to_le_bytes();
     #[rustfmt::skip]
@@ -20,6 +23,30 @@ pub fn image() -> Vec<u8> {
         0xf4,                  // hlt
         0xeb, 0xfd,            // jmp hlt
     ];
+    elf(&code)
+}
+
+/// A program that adds one to the first word of each of `pages` pages from [`DIRTY_START`] on, says that
+/// it is ready, and begins again, as an ELF file.
+///
+/// At every instant the words before the page it is at are one more than those after it.
+pub fn dirtying(pages: u32) -> Vec<u8> {
+    let [low, high] = READY_IO_PORT.to_le_bytes();
+    let mut code = vec![0x66, 0xba, low, high]; // mov dx, port
+    code.push(0xbf); // again: mov edi, first
+    code.extend(DIRTY_START.to_le_bytes());
+    code.push(0xb9); // mov ecx, pages
+    code.extend(pages.to_le_bytes());
+    code.extend([0x48, 0xff, 0x07]); // next: inc qword [rdi]
+    code.extend([0x48, 0x81, 0xc7, 0x00, 0x10, 0x00, 0x00]); // add rdi, 4096
+    code.extend([0xff, 0xc9]); // dec ecx
+    code.extend([0x75, 0xf2]); // jnz next
+    code.extend([0xb0, 0x01, 0xee]); // mov al, 1; out dx, al
+    code.extend([0xeb, 0xe3]); // jmp again
+    elf(&code)
+}
+
+fn elf(code: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER + code.len());
     file.extend_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     push16(&mut file, &[2, 62]); // executable, x86-64
@@ -31,7 +58,7 @@ pub fn image() -> Vec<u8> {
     push32(&mut file, 5); // read, execute
     let len = code.len() as u64;
     push64(&mut file, &[HEADER as u64, ENTRY, ENTRY, len, len, 4096]);
-    file.extend_from_slice(&code);
+    file.extend_from_slice(code);
     file
 }
 

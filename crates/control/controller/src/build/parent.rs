@@ -271,6 +271,7 @@ impl Parent {
             state: fds.push(&state),
             memory: fds.push(&memory),
             only_changed: false,
+            onto: 0,
             index: None,
             new_layers: Vec::new(),
             resume: false,

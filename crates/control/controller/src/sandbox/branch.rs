@@ -237,6 +237,7 @@ impl Cut<'_> {
             state: fds.push(&files.state),
             memory: fds.push(&files.memory),
             only_changed: self.mode == CutMode::Diff,
+            onto: 0,
             index: files.index.as_ref().map(|file| fds.push(file)),
             new_layers: files
                 .layers

@@ -83,10 +83,6 @@ impl Layer {
         self.map.data_blocks() * BLOCK
     }
 
-    pub(super) fn writable(&self) -> bool {
-        self.writable
-    }
-
     pub(super) fn freeze(&mut self) {
         self.writable = false;
     }

@@ -2,20 +2,26 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use super::header::BLOCK;
 use super::layer::Layer;
 use super::map::BlockState;
 use super::{Disk, DiskError, DiskStats, file_size, read_padded};
 
+/// What a disk held at one instant: its frozen layers.
+#[derive(Debug, Clone)]
+pub struct DiskStack(Vec<Arc<Layer>>);
+
 /// A base that is never written and a stack of thin layers, of which only the top one is.
 #[derive(Debug)]
 pub struct LayeredDisk {
     base: File,
-    /// Oldest first; never empty.
-    layers: Vec<Layer>,
+    /// Oldest first; nobody writes them.
+    frozen: Vec<Arc<Layer>>,
+    /// The one that is written; none in a disk that is only read.
+    top: Option<Layer>,
     size: u64,
-    read_only: bool,
     refused: u64,
 }
 
@@ -39,28 +45,58 @@ impl LayeredDisk {
                 });
             }
         }
-        let mut disk = Self {
-            base,
-            layers,
-            size,
-            read_only,
-            refused: 0,
-        };
-        let top = disk.layers.len() - 1;
-        for (index, layer) in disk.layers.iter_mut().enumerate() {
-            if index < top || read_only {
+        let mut layers = layers;
+        let top = if read_only { None } else { layers.pop() };
+        let frozen = layers
+            .into_iter()
+            .map(|mut layer| {
                 layer.freeze();
-            }
+                Arc::new(layer)
+            })
+            .collect();
+        Ok(Self {
+            base,
+            frozen,
+            top,
+            size,
+            refused: 0,
+        })
+    }
+
+    fn depth(&self) -> usize {
+        self.frozen.len() + usize::from(self.top.is_some())
+    }
+
+    /// A layer by its place, the oldest first.
+    fn layer(&self, index: usize) -> Option<&Layer> {
+        match self.frozen.get(index) {
+            Some(layer) => Some(layer),
+            None if index == self.frozen.len() => self.top.as_ref(),
+            None => None,
         }
-        Ok(disk)
+    }
+
+    /// A new, empty top layer that fits this disk.
+    fn open_top(&self, layer: File) -> Result<Layer, DiskError> {
+        if self.top.is_none() {
+            return Err(DiskError::NoLayers);
+        }
+        let layer = Layer::open(layer, true)?;
+        if layer.header().size != self.size {
+            return Err(DiskError::Mismatch {
+                layer: layer.header().size,
+                disk: self.size,
+            });
+        }
+        if !layer.is_empty() {
+            return Err(DiskError::NotEmpty);
+        }
+        Ok(layer)
     }
 
     /// Reads through the lowest `depth` layers and the base.
     fn read_below(&self, depth: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        let Some(layer) = depth
-            .checked_sub(1)
-            .and_then(|index| self.layers.get(index))
-        else {
+        let Some(layer) = depth.checked_sub(1).and_then(|index| self.layer(index)) else {
             return read_padded(&self.base, offset, data);
         };
         let end = offset + data.len() as u64;
@@ -84,9 +120,8 @@ impl LayeredDisk {
     }
 
     fn top(&mut self) -> io::Result<&mut Layer> {
-        self.layers
-            .last_mut()
-            .filter(|layer| layer.writable())
+        self.top
+            .as_mut()
             .ok_or_else(|| io::Error::from(io::ErrorKind::ReadOnlyFilesystem))
     }
 
@@ -109,7 +144,7 @@ impl LayeredDisk {
             return self.top()?.write(offset, data);
         }
         let mut whole = [0; BLOCK as usize];
-        self.read_below(self.layers.len(), block * BLOCK, &mut whole)?;
+        self.read_below(self.depth(), block * BLOCK, &mut whole)?;
         let start = (offset % BLOCK) as usize;
         whole[start..start + data.len()].copy_from_slice(data);
         self.top()?.write(block * BLOCK, &whole)
@@ -147,11 +182,11 @@ impl Disk for LayeredDisk {
     }
 
     fn read_only(&self) -> bool {
-        self.read_only
+        self.top.is_none()
     }
 
     fn read(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.read_below(self.layers.len(), offset, data)
+        self.read_below(self.depth(), offset, data)
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -171,10 +206,10 @@ impl Disk for LayeredDisk {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.read_only {
-            return Ok(());
+        match &mut self.top {
+            Some(top) => top.sync(),
+            None => Ok(()),
         }
-        self.top()?.sync()
     }
 
     fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
@@ -196,32 +231,37 @@ impl Disk for LayeredDisk {
     }
 
     fn push_layer(&mut self, layer: File) -> Result<(), DiskError> {
-        if self.read_only {
-            return Err(DiskError::NoLayers);
-        }
-        let layer = Layer::open(layer, true)?;
-        if layer.header().size != self.size {
-            return Err(DiskError::Mismatch {
-                layer: layer.header().size,
-                disk: self.size,
-            });
-        }
-        if !layer.is_empty() {
-            return Err(DiskError::NotEmpty);
-        }
+        let layer = self.open_top(layer)?;
         let top = self.top().map_err(DiskError::io("freeze"))?;
         // Others may open the frozen layer as soon as this returns. They read it through the same page
         // cache; whether it is durable is for the one who keeps it.
         top.write_map().map_err(DiskError::io("freeze"))?;
         top.freeze();
-        self.layers.push(layer);
+        if let Some(frozen) = self.top.replace(layer) {
+            self.frozen.push(Arc::new(frozen));
+        }
+        Ok(())
+    }
+
+    fn untouched(&self) -> bool {
+        self.top.as_ref().is_none_or(Layer::is_empty)
+    }
+
+    fn stack(&self) -> Option<DiskStack> {
+        Some(DiskStack(self.frozen.clone()))
+    }
+
+    fn rewind(&mut self, stack: &DiskStack, layer: File) -> Result<(), DiskError> {
+        let layer = self.open_top(layer)?;
+        self.frozen.clone_from(&stack.0);
+        self.top = Some(layer);
         Ok(())
     }
 
     fn stats(&self) -> DiskStats {
         DiskStats {
-            layers: self.layers.len() as u64,
-            top_bytes: self.layers.last().map_or(0, Layer::data_bytes),
+            layers: self.depth() as u64,
+            top_bytes: self.top.as_ref().map_or(0, Layer::data_bytes),
             refused: self.refused,
         }
     }

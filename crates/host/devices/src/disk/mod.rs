@@ -16,7 +16,7 @@ use thiserror::Error;
 
 pub use header::{BLOCK, LayerHeader, MAX_DISK};
 pub use layer::Layer;
-pub use layered::LayeredDisk;
+pub use layered::{DiskStack, LayeredDisk};
 pub use raw::RawDisk;
 
 /// The unit a guest addresses.
@@ -40,6 +40,20 @@ pub trait Disk: Send {
     fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()>;
     /// Freezes what is there and goes on writing into a new, empty layer.
     fn push_layer(&mut self, layer: File) -> Result<(), DiskError>;
+    /// Whether nothing was written since the last layer was put on.
+    fn untouched(&self) -> bool {
+        false
+    }
+    /// What lies below the layer that is written; none for a disk without layers.
+    fn stack(&self) -> Option<DiskStack> {
+        None
+    }
+    /// Goes back to what an earlier [`Disk::stack`] of this disk held, and on writing into a new, empty
+    /// layer.
+    fn rewind(&mut self, stack: &DiskStack, layer: File) -> Result<(), DiskError> {
+        let _ = (stack, layer);
+        Err(DiskError::NoLayers)
+    }
     /// How much is stored where.
     fn stats(&self) -> DiskStats;
 }

@@ -14,11 +14,17 @@ use std::time::{Duration, Instant};
 
 use forkd_devices::disk::DiskError;
 use forkd_devices::virtio::block::Block;
-use forkd_memory::{MemoryError, WriteOutcome, WritePlan, Written, plan_changed, plan_full};
+use forkd_memory::{
+    Durable, MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed,
+    plan_full,
+};
 use forkd_sys::{ForkError, PageRange};
-use forkd_vmm_proto::{CutReport, CutSpec, DeviceSlot, PageMap, PageMapError, VmmPhase};
+use forkd_vmm_proto::{
+    CutReport, CutSpec, DeviceSlot, PageMap, PageMapError, PauseParts, VmmPhase,
+};
 use thiserror::Error;
 
+use super::history::Fresh;
 use super::{FdError, Fds, Machine, PauseError};
 use crate::kvm::KvmError;
 use crate::state::{MachineState, StateError};
@@ -42,6 +48,12 @@ pub enum CutError {
         given: usize,
         /// In the machine.
         disks: usize,
+    },
+    /// It builds on something else than the last cut.
+    #[error("there is no image {onto} to build on")]
+    NoImage {
+        /// Which.
+        onto: u64,
     },
     /// Only what changed, but nowhere to say what that is.
     #[error("a cut of only what changed needs a place for its page map")]
@@ -104,8 +116,12 @@ struct Files {
 /// A cut whose memory is being written. Readable once the writer is done.
 pub struct CutInProgress {
     written: Written,
-    index: Option<(File, PageMap)>,
+    /// What the cut builds on, if it holds only what changed.
+    onto: Option<PageMap>,
+    index: Option<File>,
     state: (File, Vec<u8>),
+    /// What the next cut does not have to hold if this one succeeds.
+    settled: PageSet,
     started: Instant,
     stays_paused: bool,
     report: CutReport,
@@ -128,6 +144,9 @@ impl Machine {
             return Err(CutError::Phase { phase: self.phase });
         }
         let mut files = self.take_files(spec, &mut fds)?;
+        self.size(&files.memory)?;
+        self.history.follow(&self.ram);
+        self.history.look_ahead(&self.ram)?;
         let image_ranges = match self.ram.image() {
             Some(image) if !spec.only_changed => plan_full(Vec::new(), Some(image)).ranges,
             _ => Vec::new(),
@@ -137,47 +156,63 @@ impl Machine {
         if was_running {
             self.stop_threads()?;
         }
-        let captured = self.capture(spec, &mut files, image_ranges);
+        let mut lap = Lap(stopped);
+        let mut parts = PauseParts {
+            stop_us: lap.next(),
+            ..PauseParts::default()
+        };
+        let captured = self.capture(spec, &mut files, image_ranges, &mut parts);
+        let mut lap = Lap::now();
         let goes_on = was_running && (spec.resume || captured.is_err());
         if goes_on {
-            for vcpu in &self.vcpus {
-                vcpu.with(|vcpu| vcpu.note_pause());
-            }
-            self.start_threads();
+            self.go_on();
         } else {
             self.phase = VmmPhase::Paused;
         }
-        let pause = stopped.elapsed();
-        let (state, written) = captured?;
+        parts.start_us = lap.next();
+        let captured = captured?;
+        let settled = self.history.begin_cut();
+        self.history.mark_shared(&self.ram, &captured.fresh);
+        captured.written.release();
+        let pause = self.standstill(stopped);
         let stays_paused = was_running && !goes_on;
-        let state = match state.encode() {
+        let state = match captured.state.encode() {
             Ok(bytes) => bytes,
             Err(error) => {
+                self.history.cut_failed(&settled);
                 if stays_paused {
                     self.resume()?;
                 }
                 return Err(error.into());
             }
         };
-        let index = match (files.index, self.ram.image()) {
-            (Some(file), Some(image)) if spec.only_changed => Some((file, image.map().clone())),
-            _ => None,
-        };
         Ok(CutDone {
             progress: CutInProgress {
-                written,
-                index,
+                written: captured.written,
+                onto: captured.onto,
+                index: files.index,
+                settled,
+                started,
+                stays_paused,
                 report: CutReport {
                     pause_us: pause.as_micros() as u64,
+                    parts,
                     state_bytes: state.len() as u64,
                     ..CutReport::default()
                 },
                 state: (files.state, state),
-                started,
-                stays_paused,
             },
             pause: goes_on.then_some(pause),
         })
+    }
+
+    pub(super) fn size(&self, memory: &File) -> Result<(), CutError> {
+        self.ram
+            .size_file(memory.as_fd())
+            .map_err(|source| CutError::Write {
+                what: "memory file",
+                source,
+            })
     }
 
     fn take_files(&self, spec: &CutSpec, fds: &mut Fds) -> Result<Files, CutError> {
@@ -186,7 +221,10 @@ impl Machine {
         if given != disks && (given != 0 || spec.resume) {
             return Err(CutError::Layers { given, disks });
         }
-        if spec.only_changed && spec.index.is_none() && self.ram.image().is_some() {
+        if spec.only_changed
+            && spec.index.is_none()
+            && (self.ram.image().is_some() || spec.onto != 0)
+        {
             return Err(CutError::NoIndex);
         }
         Ok(Files {
@@ -203,14 +241,22 @@ impl Machine {
 
     /// Everything that has to happen while nothing moves.
     fn capture(
-        &self,
+        &mut self,
         spec: &CutSpec,
         files: &mut Files,
         image_ranges: Vec<PageRange>,
-    ) -> Result<(MachineState, Written), CutError> {
+        parts: &mut PauseParts,
+    ) -> Result<Captured, CutError> {
+        let mut lap = Lap::now();
         let state = self.read_state()?;
-        let plan = self.plan(spec, image_ranges)?;
-        let written = self.ram.write_frozen(plan, files.memory.as_fd())?;
+        parts.state_us = lap.next();
+        let fresh = self.history.written(&self.ram)?;
+        let (plan, onto) = self.plan(spec, image_ranges)?;
+        parts.scan_us = lap.next();
+        let written = self
+            .ram
+            .write_frozen(plan, files.memory.as_fd(), Durable::Yes)?;
+        parts.memory_us = lap.next();
         // A failure from here on drops `written`, which ends the child.
         if files.layers.is_empty() {
             for disk in self.devices.writable_disks() {
@@ -232,10 +278,16 @@ impl Machine {
                     .map_err(|source| CutError::Disk { slot, source })?;
             }
         }
-        Ok((state, written))
+        parts.disks_us = lap.next();
+        Ok(Captured {
+            state,
+            written,
+            onto,
+            fresh,
+        })
     }
 
-    fn read_state(&self) -> Result<MachineState, CutError> {
+    pub(super) fn read_state(&self) -> Result<MachineState, CutError> {
         let vcpus = self
             .vcpus
             .iter()
@@ -251,23 +303,108 @@ impl Machine {
         })
     }
 
-    fn plan(&self, spec: &CutSpec, image_ranges: Vec<PageRange>) -> Result<WritePlan, CutError> {
-        let private = match &self.pagemap {
-            Ok(pagemap) => self.ram.private_pages(pagemap)?,
-            // Without a page map every page may have changed.
-            Err(_) => vec![PageRange {
-                first: 0,
-                count: u64::from(self.ram.layout().pages()),
-            }],
-        };
+    /// The pages to write, and the map they change.
+    fn plan(
+        &self,
+        spec: &CutSpec,
+        image_ranges: Vec<PageRange>,
+    ) -> Result<(WritePlan, Option<PageMap>), CutError> {
         if spec.only_changed {
-            return Ok(plan_changed(private));
+            let onto = spec.onto;
+            let (pages, map) = self
+                .history
+                .since_image(&self.ram, onto)?
+                .ok_or(CutError::NoImage { onto })?;
+            return Ok((plan_changed(pages.ranges().to_vec()), map));
         }
-        let mut ranges = private;
+        let mut ranges = self.history.private(&self.ram)?.ranges().to_vec();
         ranges.extend(image_ranges);
         ranges.sort_by_key(|range| range.first);
-        Ok(plan_full(ranges, None))
+        Ok((plan_full(ranges, None), None))
     }
+
+    /// Waits for the writer and gives the report. A cut that fails leaves no trace in the machine.
+    pub fn finish_cut(&mut self, cut: CutInProgress) -> Result<CutReport, CutError> {
+        let pages = self.ram.layout().pages();
+        let CutInProgress {
+            written,
+            onto,
+            index,
+            state,
+            settled,
+            started,
+            report,
+            ..
+        } = cut;
+        match finish(written, onto, index, state, pages) {
+            Ok((written, map)) => Ok(CutReport {
+                image: self.history.cut_done(map),
+                pages_written: written.written,
+                zero_pages: written.zero,
+                total_us: started.elapsed().as_micros() as u64,
+                ..report
+            }),
+            Err(error) => {
+                self.history.cut_failed(&settled);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Waits for the writer, and writes the map of the image that the cut is.
+fn finish(
+    written: Written,
+    onto: Option<PageMap>,
+    index: Option<File>,
+    (mut state_file, state): (File, Vec<u8>),
+    pages: u32,
+) -> Result<(WriteReport, PageMap), CutError> {
+    let written = match written.finish()? {
+        WriteOutcome::Done(written) => written,
+        WriteOutcome::Failed(source) => {
+            return Err(CutError::Write {
+                what: "memory file",
+                source,
+            });
+        }
+    };
+    let map = match onto {
+        Some(map) => map.overlay(&written.changes())?,
+        None => PageMap::identity(pages),
+    };
+    if let (Some(mut file), true) = (index, map.layers() > 1) {
+        write_synced(&mut file, &map.encode(), "page map")?;
+    }
+    // The state comes last: a state file that is whole never stands beside memory that is not.
+    write_synced(&mut state_file, &state, "state file")?;
+    Ok((written, map))
+}
+
+/// A clock that is read part by part.
+pub(super) struct Lap(pub(super) Instant);
+
+impl Lap {
+    /// From now on.
+    pub(super) fn now() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Microseconds since it was last asked.
+    pub(super) fn next(&mut self) -> u64 {
+        let now = Instant::now();
+        let passed = now.duration_since(std::mem::replace(&mut self.0, now));
+        passed.as_micros() as u64
+    }
+}
+
+/// What has to be known of the instant.
+struct Captured {
+    state: MachineState,
+    written: Written,
+    onto: Option<PageMap>,
+    /// Written since they were last looked at.
+    fresh: Fresh,
 }
 
 impl AsFd for CutInProgress {
@@ -281,32 +418,6 @@ impl CutInProgress {
     /// cut fails after all it must go on.
     pub fn stays_paused(&self) -> bool {
         self.stays_paused
-    }
-
-    /// Waits for the writer and gives the report.
-    pub fn finish(self) -> Result<CutReport, CutError> {
-        let written = match self.written.finish()? {
-            WriteOutcome::Done(written) => written,
-            WriteOutcome::Failed(source) => {
-                return Err(CutError::Write {
-                    what: "memory file",
-                    source,
-                });
-            }
-        };
-        if let Some((mut file, map)) = self.index {
-            let map = map.overlay(&written.changes())?;
-            write_synced(&mut file, &map.encode(), "page map")?;
-        }
-        // The state comes last: a state file that is whole never stands beside memory that is not.
-        let (mut file, state) = self.state;
-        write_synced(&mut file, &state, "state file")?;
-        Ok(CutReport {
-            pages_written: written.written,
-            zero_pages: written.zero,
-            total_us: self.started.elapsed().as_micros() as u64,
-            ..self.report
-        })
     }
 }
 

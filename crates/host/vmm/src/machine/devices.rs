@@ -281,6 +281,15 @@ impl DeviceSet {
         self.serial.restore(state).map_err(DeviceSetError::Serial)
     }
 
+    /// The devices go on from state they were in before.
+    pub fn rewind(&self, saved: &[SlotPart]) -> Result<(), DeviceSetError> {
+        for part in saved {
+            let (_, transport) = self.slot(part.slot)?;
+            transport.rewind(part.state.clone())?;
+        }
+        Ok(())
+    }
+
     /// Tells the guest that its generation id has changed.
     pub fn announce_generation(&self) {
         // An eventfd that is open can always be raised.

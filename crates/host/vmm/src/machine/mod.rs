@@ -1,9 +1,11 @@
 //! The machine: a shell, what fills it, and what can be done with it then.
 
 mod boot;
+mod checkpoint;
 mod cut;
 mod devices;
 mod fds;
+mod history;
 mod notice;
 mod ports;
 mod restore;
@@ -11,6 +13,7 @@ mod shell;
 mod vcpu;
 
 pub use boot::BootError;
+pub use checkpoint::{CheckpointDone, CheckpointError, CheckpointInProgress, RollbackError};
 pub use cut::{CutDone, CutError, CutInProgress};
 pub use devices::{DeviceSet, DeviceSetError, DeviceSpec};
 pub use fds::{FdError, Fds};

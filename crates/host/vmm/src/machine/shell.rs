@@ -2,14 +2,16 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forkd_memory::{GuestRam, MemoryError, RamLayout, WorkingSet};
-use forkd_sys::{Pagemap, PagemapError};
+use forkd_sys::{Pagemap, PagemapError, WriteTracker};
 use forkd_vmm_proto::{MAX_VCPUS, Shape, VmmPhase};
 use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
 
 use super::devices::{DeviceSet, DeviceSetError};
+use super::history::History;
 use super::vcpu::{SpawnError, VcpuHandle};
 use super::{Notices, devices};
 use crate::arch::x86_64::cpuid;
@@ -80,7 +82,7 @@ pub struct Machine {
     pub(super) devices: DeviceSet,
     pub(super) supported: Vec<kvm_cpuid_entry2>,
     pub(super) msr_indices: Vec<u32>,
-    pub(super) pagemap: Result<Pagemap, PagemapError>,
+    pub(super) history: History,
     pub(super) phase: VmmPhase,
     /// A boot or restore failed half-way; the shell is of no use any more.
     pub(super) spoiled: bool,
@@ -144,7 +146,7 @@ impl Machine {
             devices,
             supported,
             msr_indices: hypervisor.msr_indices()?,
-            pagemap,
+            history: History::new(WriteTracker::open().ok(), pagemap),
             phase: VmmPhase::Shell,
             spoiled: false,
         })
@@ -194,12 +196,29 @@ impl Machine {
         if self.phase != VmmPhase::Paused {
             return Err(PauseError::Phase { phase: self.phase });
         }
+        self.go_on();
+        self.phase = VmmPhase::Running;
+        Ok(())
+    }
+
+    /// Lets a machine that stood still go on, and tells the guest.
+    pub(super) fn go_on(&self) {
         for vcpu in &self.vcpus {
             vcpu.with(|vcpu| vcpu.note_pause());
         }
         self.start_threads();
-        self.phase = VmmPhase::Running;
-        Ok(())
+    }
+
+    /// How long vCPUs stood still that were told to stop then and to go on since; until now if one does not
+    /// run yet.
+    pub(super) fn standstill(&self, stopped: Instant) -> Duration {
+        let now = Instant::now();
+        let end = self
+            .vcpus
+            .iter()
+            .map(|vcpu| vcpu.entered().filter(|at| *at > stopped).unwrap_or(now))
+            .max();
+        end.unwrap_or(now).duration_since(stopped)
     }
 
     /// vCPUs first: what they ask of the devices waits until those go on.
@@ -234,9 +253,9 @@ impl Machine {
 
     /// The pages touched since boot or restore.
     pub fn working_set(&self) -> Result<WorkingSet, MemoryError> {
-        match &self.pagemap {
-            Ok(pagemap) => WorkingSet::record(&self.ram, pagemap),
-            Err(_) => Err(MemoryError::Unknown),
+        match self.history.pagemap() {
+            Some(pagemap) => WorkingSet::record(&self.ram, pagemap),
+            None => Err(MemoryError::Unknown),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use forkd_devices::bus::Bus;
 use forkd_sys::KickTarget;
@@ -33,6 +34,8 @@ struct Gate {
     parked: bool,
     /// The guest has ended; this thread runs it no more.
     over: bool,
+    /// When it last began to run.
+    entered: Option<Instant>,
 }
 
 struct Shared {
@@ -69,6 +72,7 @@ impl VcpuHandle {
                 wanted: Wanted::Parked,
                 parked: true,
                 over: false,
+                entered: None,
             }),
             changed: Condvar::new(),
         });
@@ -124,6 +128,11 @@ impl VcpuHandle {
         }
     }
 
+    /// When it last began to run.
+    pub fn entered(&self) -> Option<Instant> {
+        lock(&self.shared.gate).entered
+    }
+
     /// Works on the vCPU, which must be parked.
     pub fn with<R>(&self, work: impl FnOnce(&mut Vcpu) -> R) -> R {
         work(&mut lock(&self.shared.vcpu))
@@ -168,6 +177,7 @@ impl Shared {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         gate.parked = false;
+        gate.entered = Some(Instant::now());
         self.run_page.allow_entry();
     }
 }

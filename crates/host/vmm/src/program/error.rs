@@ -5,7 +5,10 @@ use std::io;
 
 use forkd_vmm_proto::{VmmError, VmmErrorCode};
 
-use crate::machine::{BootError, CutError, DeviceSetError, PauseError, PrepareError, RestoreError};
+use crate::machine::{
+    BootError, CheckpointError, CutError, DeviceSetError, PauseError, PrepareError, RestoreError,
+    RollbackError,
+};
 
 /// An error and its causes in one line.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
@@ -128,14 +131,41 @@ impl Code for CutError {
     fn code(&self) -> VmmErrorCode {
         match self {
             Self::Phase { .. } => VmmErrorCode::WrongPhase,
-            Self::Fd(_) | Self::Layers { .. } | Self::NoIndex | Self::Disk { .. } => {
-                VmmErrorCode::BadRequest
-            }
+            Self::Fd(_)
+            | Self::Layers { .. }
+            | Self::NoIndex
+            | Self::NoImage { .. }
+            | Self::Disk { .. } => VmmErrorCode::BadRequest,
             Self::Pause(_) | Self::Kvm(_) => VmmErrorCode::Kvm,
             Self::Memory(_) | Self::Fork(_) => VmmErrorCode::Memory,
             Self::State(_) | Self::PageMap(_) | Self::Flush { .. } | Self::Write { .. } => {
                 VmmErrorCode::Io
             }
+        }
+    }
+}
+
+impl Code for CheckpointError {
+    fn code(&self) -> VmmErrorCode {
+        match self {
+            Self::Full => VmmErrorCode::TooMany,
+            Self::InPlace { .. } => VmmErrorCode::BadRequest,
+            Self::Cut(error) => error.code(),
+            Self::Write(_) => VmmErrorCode::Io,
+        }
+    }
+}
+
+impl Code for RollbackError {
+    fn code(&self) -> VmmErrorCode {
+        match self {
+            Self::Phase { .. } => VmmErrorCode::WrongPhase,
+            Self::NoCheckpoint { .. } => VmmErrorCode::NoCheckpoint,
+            Self::Fd(_) | Self::Layers { .. } | Self::Disk { .. } => VmmErrorCode::BadRequest,
+            Self::Pause(error) => error.code(),
+            Self::Memory(_) | Self::Generation(_) => VmmErrorCode::Memory,
+            Self::Kvm(_) => VmmErrorCode::Kvm,
+            Self::Devices(error) => device_code(error),
         }
     }
 }

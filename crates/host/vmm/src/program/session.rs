@@ -1,5 +1,6 @@
 //! The control loop: orders in, answers and events out.
 
+use std::collections::VecDeque;
 use std::io::{Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +17,9 @@ use thiserror::Error;
 use super::error::{Code, chain, wire_error};
 use super::seccomp;
 use crate::kvm::Hypervisor;
-use crate::machine::{CutInProgress, Fds, Machine, Notice, Notices, ThreadStart};
+use crate::machine::{
+    CheckpointDone, CheckpointInProgress, CutInProgress, Fds, Machine, Notice, Notices, ThreadStart,
+};
 
 /// Why the loop ended without the machine having ended.
 #[derive(Debug, Error)]
@@ -34,6 +37,27 @@ pub enum SessionError {
 
 type Answer = Result<Reply, VmmError>;
 
+/// The most commands that wait for a cut or checkpoint to be written.
+const MAX_WAITING: usize = 64;
+
+/// What a forked process is writing.
+enum Writing {
+    Cut(CutInProgress),
+    Checkpoint(Box<CheckpointInProgress>),
+}
+
+impl AsFd for Writing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Cut(cut) => cut.as_fd(),
+            Self::Checkpoint(checkpoint) => checkpoint.as_fd(),
+        }
+    }
+}
+
+/// A command that waits for its turn.
+type Later = (u64, Command, Vec<OwnedFd>);
+
 /// One connection and the machine behind it.
 pub struct Session {
     channel: Channel,
@@ -42,7 +66,8 @@ pub struct Session {
     seccomp: bool,
     greeted: bool,
     machine: Option<Machine>,
-    cut: Option<(u64, CutInProgress)>,
+    writing: Option<(u64, Writing)>,
+    later: VecDeque<Later>,
     agent_ready: bool,
 }
 
@@ -61,7 +86,8 @@ impl Session {
             seccomp,
             greeted: false,
             machine: None,
-            cut: None,
+            writing: None,
+            later: VecDeque::new(),
             agent_ready: false,
         })
     }
@@ -75,7 +101,8 @@ impl Session {
                 return self.end(cause);
             }
             if written {
-                self.finish_cut()?;
+                self.finish_writing()?;
+                self.take_waiting()?;
             }
             if order {
                 match self.take_order(&mut buffer) {
@@ -96,8 +123,8 @@ impl Session {
             PollFd::new(&self.channel, PollFlags::IN),
             PollFd::new(&self.notices, PollFlags::IN),
         ];
-        if let Some((_, cut)) = &self.cut {
-            fds.push(PollFd::new(cut, PollFlags::IN));
+        if let Some((_, writing)) = &self.writing {
+            fds.push(PollFd::new(writing, PollFlags::IN));
         }
         loop {
             match poll(&mut fds, None) {
@@ -155,22 +182,42 @@ impl Session {
         Ok(Next::Go)
     }
 
-    fn finish_cut(&mut self) -> Result<(), SessionError> {
-        let Some((seq, cut)) = self.cut.take() else {
+    fn finish_writing(&mut self) -> Result<(), SessionError> {
+        let (Some((seq, writing)), Some(machine)) = (self.writing.take(), &mut self.machine) else {
             return Ok(());
         };
-        let stays_paused = cut.stays_paused();
-        let result = cut.finish().map(Reply::Cut).map_err(|e| e.wire());
-        // Somebody may have resumed it meanwhile, which is as good.
-        if result.is_err()
-            && stays_paused
-            && let Some(machine) = &mut self.machine
-            && machine.phase() == VmmPhase::Paused
-            && let Err(error) = machine.resume()
-        {
-            tracing::error!("cannot go on after a failed cut: {}", chain(&error));
-        }
+        let result = match writing {
+            Writing::Cut(cut) => {
+                let stays_paused = cut.stays_paused();
+                let result = machine.finish_cut(cut).map(Reply::Cut);
+                // Somebody may have resumed it meanwhile, which is as good.
+                if result.is_err()
+                    && stays_paused
+                    && machine.phase() == VmmPhase::Paused
+                    && let Err(error) = machine.resume()
+                {
+                    tracing::error!("cannot go on after a failed cut: {}", chain(&error));
+                }
+                result.map_err(|e| e.wire())
+            }
+            Writing::Checkpoint(checkpoint) => machine
+                .finish_checkpoint(*checkpoint)
+                .map(Reply::Checkpoint)
+                .map_err(|e| e.wire()),
+        };
         self.answer(seq, result)
+    }
+
+    /// Carries out what waited, up to the next that has to be waited for.
+    fn take_waiting(&mut self) -> Result<(), SessionError> {
+        while self.writing.is_none()
+            && let Some((seq, command, fds)) = self.later.pop_front()
+        {
+            if let Some(result) = self.obey(seq, command, fds)? {
+                self.answer(seq, result)?;
+            }
+        }
+        Ok(())
     }
 
     fn take_order(&mut self, buffer: &mut [u8]) -> Result<Next, SessionError> {
@@ -208,6 +255,20 @@ impl Session {
         if !self.greeted {
             return Ok(Some(Err(wrong_phase("say hello first"))));
         }
+        let in_turn = matches!(
+            command,
+            Command::Cut(_)
+                | Command::Checkpoint(_)
+                | Command::Rollback(_)
+                | Command::DropCheckpoint { .. }
+        );
+        if in_turn && self.writing.is_some() {
+            if self.later.len() >= MAX_WAITING {
+                return Ok(Some(Err(too_many())));
+            }
+            self.later.push_back((seq, command, fds));
+            return Ok(None);
+        }
         let mut fds = Fds::new(fds);
         let answer = match command {
             Command::Hello { .. } | Command::Stop => Ok(Reply::Done),
@@ -219,6 +280,25 @@ impl Session {
             Command::Pause => self.with_machine(|m| m.pause().map_err(|e| e.wire())),
             Command::Resume => self.with_machine(|m| m.resume().map_err(|e| e.wire())),
             Command::Cut(spec) => return self.cut(seq, &spec, fds),
+            Command::Checkpoint(spec) => return Ok(self.checkpoint(seq, &spec, fds)),
+            Command::Rollback(spec) => {
+                self.agent_ready = false;
+                self.machine().and_then(|m| {
+                    m.rollback(&spec, fds)
+                        .map(Reply::Rollback)
+                        .map_err(|e| e.wire())
+                })
+            }
+            Command::DropCheckpoint { id } => self.machine().and_then(|m| {
+                if m.drop_checkpoint(id) {
+                    Ok(Reply::Done)
+                } else {
+                    Err(VmmError {
+                        code: VmmErrorCode::NoCheckpoint,
+                        message: format!("there is no checkpoint {id}"),
+                    })
+                }
+            }),
             Command::PowerButton => self.with_machine(|m| {
                 m.press_power_button();
                 Ok(())
@@ -276,12 +356,33 @@ impl Session {
         Ok(Reply::Done)
     }
 
-    fn with_machine(&mut self, work: impl FnOnce(&mut Machine) -> Result<(), VmmError>) -> Answer {
-        let machine = self
-            .machine
+    fn machine(&mut self) -> Result<&mut Machine, VmmError> {
+        self.machine
             .as_mut()
-            .ok_or_else(|| wrong_phase("there is no machine yet"))?;
-        work(machine).map(|()| Reply::Done)
+            .ok_or_else(|| wrong_phase("there is no machine yet"))
+    }
+
+    fn with_machine(&mut self, work: impl FnOnce(&mut Machine) -> Result<(), VmmError>) -> Answer {
+        work(self.machine()?).map(|()| Reply::Done)
+    }
+
+    fn checkpoint(
+        &mut self,
+        seq: u64,
+        spec: &forkd_vmm_proto::CheckpointSpec,
+        fds: Fds,
+    ) -> Option<Answer> {
+        let done = self
+            .machine()
+            .and_then(|m| m.checkpoint(spec, fds).map_err(|e| e.wire()));
+        match done {
+            Ok(CheckpointDone::Unchanged(report)) => Some(Ok(Reply::Checkpoint(report))),
+            Ok(CheckpointDone::Writing(checkpoint)) => {
+                self.writing = Some((seq, Writing::Checkpoint(checkpoint)));
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
     }
 
     fn cut(
@@ -290,17 +391,12 @@ impl Session {
         spec: &forkd_vmm_proto::CutSpec,
         fds: Fds,
     ) -> Result<Option<Answer>, SessionError> {
-        if self.cut.is_some() {
-            return Ok(Some(Err(wrong_phase(
-                "the last cut is still being written",
-            ))));
-        }
         let Some(machine) = self.machine.as_mut() else {
             return Ok(Some(Err(wrong_phase("there is no machine yet"))));
         };
         match machine.cut(spec, fds) {
             Ok(done) => {
-                self.cut = Some((seq, done.progress));
+                self.writing = Some((seq, Writing::Cut(done.progress)));
                 if let Some(pause) = done.pause {
                     let pause_us = pause.as_micros() as u64;
                     self.event(Event::CutTaken { seq, pause_us })?;
@@ -348,6 +444,13 @@ fn wrong_phase(message: &str) -> VmmError {
     VmmError {
         code: VmmErrorCode::WrongPhase,
         message: message.to_owned(),
+    }
+}
+
+fn too_many() -> VmmError {
+    VmmError {
+        code: VmmErrorCode::TooMany,
+        message: format!("{MAX_WAITING} commands wait for a cut to be written"),
     }
 }
 

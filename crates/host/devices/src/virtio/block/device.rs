@@ -13,7 +13,7 @@ use virtio_bindings::virtio_blk::{
 use super::request::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT, MAX_SEGMENTS, SERIAL_LEN};
 use super::{BlockMetrics, BlockState};
 use crate::Ready;
-use crate::disk::{BLOCK, Disk, DiskError, SECTOR};
+use crate::disk::{BLOCK, Disk, DiskError, DiskStack, SECTOR};
 use crate::metrics::Counters;
 use crate::rate::RateLimiter;
 use crate::virtio::{
@@ -64,6 +64,23 @@ impl Block {
     /// loop paused.
     pub fn push_layer(&mut self, layer: File) -> Result<(), DiskError> {
         self.disk.push_layer(layer)?;
+        self.measure();
+        Ok(())
+    }
+
+    /// Whether nothing was written since the last layer was put on.
+    pub fn untouched(&self) -> bool {
+        self.disk.untouched()
+    }
+
+    /// What lies below the layer that is written; none for a disk without layers.
+    pub fn stack(&self) -> Option<DiskStack> {
+        self.disk.stack()
+    }
+
+    /// Goes back to an earlier [`Block::stack`] of this disk. To be called with the loop paused.
+    pub fn rewind(&mut self, stack: &DiskStack, layer: File) -> Result<(), DiskError> {
+        self.disk.rewind(stack, layer)?;
         self.measure();
         Ok(())
     }

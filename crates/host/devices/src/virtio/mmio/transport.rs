@@ -162,6 +162,22 @@ impl MmioTransport {
         Ok(())
     }
 
+    /// Makes the device in the slot go on from state it was in before. To be called with the loop paused
+    /// and the vCPUs stopped; if the state is refused the device is stopped.
+    pub fn rewind(&self, state: SlotState) -> Result<(), SlotError> {
+        let mut inner = self.lock();
+        if let Some(device) = inner.device.as_deref_mut() {
+            device.reset();
+        }
+        self.interrupt.reset();
+        let SlotState::V1(state) = state;
+        self.restore_inner(&mut inner, state)
+            .map_err(|source| SlotError::State {
+                slot: self.slot,
+                source,
+            })
+    }
+
     /// Takes the device out, stopped. The slot is empty afterwards.
     pub fn remove(&self) -> Option<Box<dyn VirtioDevice>> {
         let mut inner = self.lock();

@@ -1,0 +1,147 @@
+//! What a VM has changed, and putting it back.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use forkd_sys::{PageRange, Pagemap, TrackError, WriteTracker};
+
+use crate::{GuestRam, MemoryError, PAGE_SIZE, PageSet};
+
+impl GuestRam {
+    /// Lets the kernel follow writes from now on; all pages count as written until they are marked. Pages
+    /// that the guest gives back are remembered too.
+    pub fn follow_writes(&self, tracker: &WriteTracker) -> Result<(), TrackError> {
+        tracker.follow(self.base().as_ptr() as u64, self.layout().bytes())?;
+        self.remember_discarded();
+        Ok(())
+    }
+
+    /// The pages the VM has made its own.
+    pub fn private_set(&self, pagemap: &Pagemap) -> Result<PageSet, MemoryError> {
+        Ok(PageSet::new(self.private_pages(pagemap)?))
+    }
+
+    /// The pages that came or were written since they were marked.
+    pub fn touched_set(&self, pagemap: &Pagemap) -> Result<PageSet, MemoryError> {
+        let address = self.base().as_ptr() as u64;
+        let ranges = pagemap.touched_pages(address, self.layout().bytes())?;
+        Ok(PageSet::new(ranges))
+    }
+
+    /// As [`GuestRam::touched_set`], and marks them.
+    pub fn mark_touched(&self, pagemap: &Pagemap) -> Result<PageSet, MemoryError> {
+        let address = self.base().as_ptr() as u64;
+        let ranges = pagemap.mark(address, self.layout().bytes())?;
+        Ok(PageSet::new(ranges))
+    }
+
+    /// The pages given back since this was last asked.
+    pub fn discarded_set(&self) -> PageSet {
+        PageSet::new(self.take_discarded())
+    }
+
+    /// Of some pages, those that the VM has made its own.
+    pub fn own_among(&self, pagemap: &Pagemap, pages: &PageSet) -> Result<PageSet, MemoryError> {
+        /// From here on one look at all of RAM is cheaper.
+        const FEW: usize = 64;
+        let mut own = Vec::new();
+        if pages.ranges().len() > FEW {
+            return Ok(pages.split(&self.private_set(pagemap)?).0);
+        }
+        for range in pages.ranges() {
+            let (address, len) = self.place(*range)?;
+            for found in pagemap.private_pages(address, len)? {
+                own.push(PageRange {
+                    first: range.first + found.first,
+                    count: found.count,
+                });
+            }
+        }
+        Ok(PageSet::new(own))
+    }
+
+    /// Marks pages as not written.
+    pub fn mark(&self, pagemap: &Pagemap, pages: &PageSet) -> Result<(), MemoryError> {
+        for range in pages.ranges() {
+            let (address, len) = self.place(*range)?;
+            pagemap.mark(address, len)?;
+        }
+        Ok(())
+    }
+
+    /// Of pages that a forked process shared with this one, those it does not share any more: written
+    /// here since the fork. The other process must still be there.
+    pub fn unshared(&self, pagemap: &Pagemap, pages: &PageSet) -> Result<PageSet, MemoryError> {
+        let mut found = Vec::new();
+        for range in pages.ranges() {
+            let (address, len) = self.place(*range)?;
+            for own in pagemap.unshared_pages(address, len)? {
+                found.push(PageRange {
+                    first: range.first + own.first,
+                    count: own.count,
+                });
+            }
+        }
+        Ok(PageSet::new(found))
+    }
+
+    /// Makes pages what the image holds there, or zero.
+    pub fn drop_private(&self, pages: &PageSet) -> Result<(), MemoryError> {
+        for range in pages.ranges() {
+            self.place(*range)?;
+            self.advise(
+                range.first * PAGE_SIZE,
+                range.count * PAGE_SIZE,
+                libc::MADV_DONTNEED,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Makes pages what a file holds, page N at offset N pages.
+    ///
+    /// Nobody may run in guest memory meanwhile.
+    pub fn read_back(&self, file: BorrowedFd<'_>, pages: &PageSet) -> Result<(), MemoryError> {
+        for range in pages.ranges() {
+            let (address, len) = self.place(*range)?;
+            let mut done = 0;
+            while done < len {
+                let offset = range.first * PAGE_SIZE + done;
+                // SAFETY: the range lies inside the reservation, checked by `place`, which is mapped
+                // writable; nothing in this process holds a reference into guest memory.
+                let got = unsafe {
+                    libc::pread(
+                        file.as_raw_fd(),
+                        (address + done) as *mut libc::c_void,
+                        (len - done) as usize,
+                        offset as libc::off_t,
+                    )
+                };
+                match got {
+                    0 => return Err(MemoryError::ReadBack(io::ErrorKind::UnexpectedEof.into())),
+                    1.. => done += got as u64,
+                    _ => {
+                        let error = io::Error::last_os_error();
+                        if error.kind() != io::ErrorKind::Interrupted {
+                            return Err(MemoryError::ReadBack(error));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Address and length of pages in this process.
+    fn place(&self, range: PageRange) -> Result<(u64, u64), MemoryError> {
+        if range.end() > u64::from(self.layout().pages()) {
+            return Err(MemoryError::Range {
+                guest: range.first.saturating_mul(PAGE_SIZE),
+                len: range.count.saturating_mul(PAGE_SIZE),
+            });
+        }
+        let address = self.base().as_ptr() as u64 + range.first * PAGE_SIZE;
+        Ok((address, range.count * PAGE_SIZE))
+    }
+}

@@ -1,0 +1,384 @@
+//! Keeping points to go back to, and going back.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use forkd_devices::disk::{DiskError, DiskStack};
+use forkd_devices::virtio::block::Block;
+use forkd_memory::{Durable, MemoryError, PageSet, WriteOutcome, Written, plan_changed};
+use forkd_sys::ForkError;
+use forkd_vmm_proto::{
+    CheckpointReport, CheckpointSpec, DeviceSlot, PauseParts, RollbackReport, RollbackSpec,
+    StopCause, VmmPhase,
+};
+use thiserror::Error;
+
+use super::boot::write_generation;
+use super::cut::Lap;
+use super::history::{Checkpoint, Fresh};
+use super::{CutError, DeviceSetError, FdError, Fds, Machine, PauseError};
+use crate::kvm::KvmError;
+use crate::state::MachineState;
+
+/// Why there is no checkpoint.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// There are as many as there can be.
+    #[error("the machine has as many checkpoints as it can keep")]
+    Full,
+    /// A disk has no layers.
+    #[error("the disk {slot:?} is written in place and cannot go back")]
+    InPlace {
+        /// Which.
+        slot: DeviceSlot,
+    },
+    /// As a cut fails.
+    #[error("cannot take the state")]
+    Cut(#[from] CutError),
+    /// The pages could not be kept.
+    #[error("cannot keep the pages that changed")]
+    Write(#[source] std::io::Error),
+}
+
+/// Why a machine did not go back.
+#[derive(Debug, Error)]
+pub enum RollbackError {
+    /// There is nothing running.
+    #[error("the machine is {phase:?}")]
+    Phase {
+        /// Where it is.
+        phase: VmmPhase,
+    },
+    /// There is no such checkpoint.
+    #[error("there is no checkpoint {id}")]
+    NoCheckpoint {
+        /// Its number.
+        id: u64,
+    },
+    /// A descriptor is missing.
+    #[error("the roll-back lacks a descriptor")]
+    Fd(#[from] FdError),
+    /// The wrong number of new layers.
+    #[error("{given} new layers were given for {disks} writable disks")]
+    Layers {
+        /// In the request.
+        given: usize,
+        /// In the machine.
+        disks: usize,
+    },
+    /// The machine could not be stopped.
+    #[error("cannot stop the machine")]
+    Pause(#[from] PauseError),
+    /// Pages could not be put back.
+    #[error("cannot put memory back")]
+    Memory(#[from] MemoryError),
+    /// KVM refused the state.
+    #[error("cannot load the state")]
+    Kvm(#[from] KvmError),
+    /// The devices refused the state.
+    #[error("cannot put the devices back")]
+    Devices(#[from] DeviceSetError),
+    /// A disk does not go back.
+    #[error("the disk {slot:?} does not go back")]
+    Disk {
+        /// Which.
+        slot: DeviceSlot,
+        /// Why.
+        #[source]
+        source: DiskError,
+    },
+    /// The generation id cannot be written.
+    #[error("cannot write the generation id")]
+    Generation(#[source] vm_memory::GuestMemoryError),
+}
+
+/// A checkpoint whose pages are being written. Readable once the writer is done.
+pub struct CheckpointInProgress {
+    written: Written,
+    pages: PageSet,
+    made: Checkpoint,
+    started: Instant,
+    report: CheckpointReport,
+}
+
+/// What came of a checkpoint.
+pub enum CheckpointDone {
+    /// Nothing has changed since the last one.
+    Unchanged(CheckpointReport),
+    /// Its pages are being written.
+    Writing(Box<CheckpointInProgress>),
+}
+
+/// What has to be known of the instant.
+struct Instantly {
+    made: Checkpoint,
+    written: Written,
+    pages: PageSet,
+    /// Written since they were last looked at.
+    fresh: Fresh,
+    layers_taken: Vec<bool>,
+}
+
+impl AsFd for CheckpointInProgress {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.written.as_fd()
+    }
+}
+
+impl Machine {
+    /// Takes a checkpoint. When this returns the machine is as it was, running or paused.
+    pub fn checkpoint(
+        &mut self,
+        spec: &CheckpointSpec,
+        mut fds: Fds,
+    ) -> Result<CheckpointDone, CheckpointError> {
+        let started = Instant::now();
+        if !matches!(self.phase, VmmPhase::Running | VmmPhase::Paused) {
+            return Err(CutError::Phase { phase: self.phase }.into());
+        }
+        if !self.history.has_room() {
+            return Err(CheckpointError::Full);
+        }
+        let memory = fds.file(spec.memory).map_err(CutError::from)?;
+        let disks = self.devices.writable_disks();
+        let (given, wanted) = (spec.new_layers.len(), disks.len());
+        if given != wanted {
+            let disks = wanted;
+            return Err(CutError::Layers { given, disks }.into());
+        }
+        for disk in disks {
+            let has_stack = disk.with(|block: &mut Block| block.stack().is_some());
+            if has_stack != Some(true) {
+                return Err(CheckpointError::InPlace { slot: disk.slot() });
+            }
+        }
+        let layers = spec
+            .new_layers
+            .iter()
+            .map(|index| fds.file(*index))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(CutError::from)?;
+        self.size(&memory)?;
+        self.history.follow(&self.ram);
+        self.history.look_ahead(&self.ram).map_err(CutError::from)?;
+        let was_running = self.phase == VmmPhase::Running;
+        let stopped = Instant::now();
+        if was_running {
+            self.stop_threads().map_err(CutError::from)?;
+        }
+        let instant = self.keep_instant(memory, layers);
+        if was_running {
+            self.go_on();
+        }
+        match instant? {
+            Ok(instant) => {
+                self.history.mark_shared(&self.ram, &instant.fresh);
+                instant.written.release();
+                let pause_us = self.standstill(stopped).as_micros() as u64;
+                Ok(CheckpointDone::Writing(Box::new(CheckpointInProgress {
+                    written: instant.written,
+                    pages: instant.pages,
+                    made: instant.made,
+                    started,
+                    report: CheckpointReport {
+                        pause_us,
+                        layers_taken: instant.layers_taken,
+                        ..CheckpointReport::default()
+                    },
+                })))
+            }
+            Err(id) => Ok(CheckpointDone::Unchanged(CheckpointReport {
+                id,
+                unchanged: true,
+                layers_taken: vec![false; wanted],
+                pause_us: self.standstill(stopped).as_micros() as u64,
+                total_us: started.elapsed().as_micros() as u64,
+                ..CheckpointReport::default()
+            })),
+        }
+    }
+
+    /// What happens while nothing moves; the number of the last checkpoint if nothing has changed.
+    fn keep_instant(
+        &mut self,
+        memory: File,
+        layers: Vec<File>,
+    ) -> Result<Result<Instantly, u64>, CutError> {
+        let fresh = self.history.written(&self.ram)?;
+        let state = self.read_state()?;
+        if let Some((id, last)) = self.history.unwritten_head()
+            && same_cpus(&last.state, &state)
+            && self.disks_untouched()
+        {
+            return Ok(Err(id));
+        }
+        let plan = plan_changed(self.history.since_head(&self.ram)?.ranges().to_vec());
+        let pages = PageSet::new(plan.ranges.clone());
+        let written = self.ram.write_frozen(plan, memory.as_fd(), Durable::No)?;
+        let mut layers_taken = Vec::with_capacity(layers.len());
+        let mut disks = Vec::with_capacity(layers.len());
+        for (disk, layer) in self.devices.writable_disks().into_iter().zip(layers) {
+            let slot = disk.slot();
+            let kept: Option<(bool, Option<DiskStack>)> = disk
+                .with(|block: &mut Block| {
+                    let taken = !block.untouched();
+                    if taken {
+                        block.push_layer(layer)?;
+                    }
+                    Ok((taken, block.stack()))
+                })
+                .transpose()
+                .map_err(|source| CutError::Disk { slot, source })?;
+            if let Some((taken, Some(stack))) = kept {
+                layers_taken.push(taken);
+                disks.push(stack);
+            }
+        }
+        self.history.begin_checkpoint();
+        Ok(Ok(Instantly {
+            made: Checkpoint::new(memory, state, disks),
+            written,
+            pages,
+            fresh,
+            layers_taken,
+        }))
+    }
+
+    fn disks_untouched(&self) -> bool {
+        self.devices
+            .writable_disks()
+            .iter()
+            .all(|disk| disk.with(|block: &mut Block| block.untouched()) == Some(true))
+    }
+
+    /// Waits for the writer; the machine then stands on the checkpoint.
+    pub fn finish_checkpoint(
+        &mut self,
+        progress: CheckpointInProgress,
+    ) -> Result<CheckpointReport, CheckpointError> {
+        let fork = |error: ForkError| CheckpointError::Cut(error.into());
+        let outcome = progress.written.finish();
+        let failed = match outcome {
+            Ok(WriteOutcome::Done(done)) => {
+                let id = self.history.checkpoint_done(progress.made, progress.pages);
+                return Ok(CheckpointReport {
+                    id,
+                    pages_written: done.written,
+                    total_us: progress.started.elapsed().as_micros() as u64,
+                    ..progress.report
+                });
+            }
+            Ok(WriteOutcome::Failed(error)) => CheckpointError::Write(error),
+            Err(error) => fork(error),
+        };
+        self.history.checkpoint_failed(&progress.pages);
+        Err(failed)
+    }
+
+    /// Forgets a checkpoint. False if there is none of that number.
+    pub fn drop_checkpoint(&mut self, id: u64) -> bool {
+        self.history.drop_checkpoint(id)
+    }
+
+    /// Goes back to a checkpoint; running if the machine ran. A machine that cannot go back once it has
+    /// begun to is over.
+    pub fn rollback(
+        &mut self,
+        spec: &RollbackSpec,
+        mut fds: Fds,
+    ) -> Result<RollbackReport, RollbackError> {
+        if !matches!(self.phase, VmmPhase::Running | VmmPhase::Paused) {
+            return Err(RollbackError::Phase { phase: self.phase });
+        }
+        let id = spec.to;
+        if self.history.checkpoint(id).is_none() {
+            return Err(RollbackError::NoCheckpoint { id });
+        }
+        let (given, disks) = (spec.new_layers.len(), self.devices.writable_disks().len());
+        if given != disks {
+            return Err(RollbackError::Layers { given, disks });
+        }
+        let layers = spec
+            .new_layers
+            .iter()
+            .map(|index| fds.file(*index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let was_running = self.phase == VmmPhase::Running;
+        let stopped = Instant::now();
+        if was_running {
+            self.stop_threads()?;
+        }
+        let mut lap = Lap(stopped);
+        let mut parts = PauseParts {
+            stop_us: lap.next(),
+            ..PauseParts::default()
+        };
+        let pages = match self.go_back(id, layers, spec.generation, &mut parts) {
+            Ok(pages) => pages,
+            Err(error) => {
+                self.phase = VmmPhase::Paused;
+                self.devices.notices().stop(StopCause::VcpuFailed);
+                return Err(error);
+            }
+        };
+        let mut lap = Lap::now();
+        if was_running {
+            self.start_threads();
+        }
+        parts.start_us = lap.next();
+        Ok(RollbackReport {
+            pause_us: self.standstill(stopped).as_micros() as u64,
+            parts,
+            pages,
+        })
+    }
+
+    fn go_back(
+        &mut self,
+        to: u64,
+        layers: Vec<File>,
+        generation: [u8; 16],
+        parts: &mut PauseParts,
+    ) -> Result<u64, RollbackError> {
+        let mut lap = Lap::now();
+        self.history.written(&self.ram)?;
+        parts.scan_us = lap.next();
+        let pages = self.history.put_back(&self.ram, to)?;
+        parts.memory_us = lap.next();
+        let checkpoint = self
+            .history
+            .checkpoint(to)
+            .ok_or(RollbackError::NoCheckpoint { id: to })?;
+        let state = &checkpoint.state;
+        self.vm.restore(&state.vm)?;
+        for (vcpu, saved) in self.vcpus.iter().zip(&state.vcpus) {
+            vcpu.with(|vcpu| vcpu.restore(saved))?;
+        }
+        parts.state_us = lap.next();
+        let disks = self.devices.writable_disks();
+        for ((disk, stack), layer) in disks.iter().zip(&checkpoint.disks).zip(layers) {
+            disk.with(|block: &mut Block| block.rewind(stack, layer))
+                .transpose()
+                .map_err(|source| RollbackError::Disk {
+                    slot: disk.slot(),
+                    source,
+                })?;
+        }
+        parts.disks_us = lap.next();
+        self.devices.restore_serial(state.serial.clone())?;
+        self.devices.rewind(&state.slots)?;
+        write_generation(self.ram.memory(), generation).map_err(RollbackError::Generation)?;
+        self.devices.announce_generation();
+        parts.state_us += lap.next();
+        Ok(pages)
+    }
+}
+
+/// Whether the CPUs stand where they stood. Clocks and timers go on by themselves.
+fn same_cpus(one: &MachineState, other: &MachineState) -> bool {
+    one.vcpus.len() == other.vcpus.len()
+        && one.vcpus.iter().zip(&other.vcpus).all(|(one, other)| {
+            one.regs == other.regs && one.sregs == other.sregs && one.xsave == other.xsave
+        })
+}

@@ -1,0 +1,337 @@
+//! What has changed since when, and the points a machine can go back to.
+//!
+//! Two clocks run over the pages a machine writes: since the last cut, which the next cut builds on, and
+//! since the checkpoint it stands on. Checkpoints are a tree; each holds the pages that differ from the
+//! one it was taken after, so a page as of a checkpoint is in the nearest of its ancestors that has it,
+//! and in the image the machine was started from if none has.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use forkd_devices::disk::DiskStack;
+use forkd_memory::{GuestRam, MemoryError, PageSet};
+use forkd_sys::{Pagemap, PagemapError, WriteTracker};
+use forkd_vmm_proto::PageMap;
+
+use crate::state::MachineState;
+
+/// The most checkpoints one machine keeps.
+const MAX_CHECKPOINTS: usize = 256;
+
+/// A point to go back to.
+pub struct Checkpoint {
+    parent: Option<u64>,
+    /// The pages that `memory` has.
+    pages: PageSet,
+    memory: File,
+    /// vCPUs and devices.
+    pub state: MachineState,
+    /// Of the writable disks, in slot order.
+    pub disks: Vec<DiskStack>,
+    /// Nobody will ask for it by name; it is there for those that build on it.
+    dropped: bool,
+}
+
+impl Checkpoint {
+    /// A checkpoint that is about to be written.
+    pub fn new(memory: File, state: MachineState, disks: Vec<DiskStack>) -> Self {
+        Self {
+            parent: None,
+            pages: PageSet::default(),
+            memory,
+            state,
+            disks,
+            dropped: false,
+        }
+    }
+}
+
+/// What a cut builds on.
+struct Image {
+    number: u64,
+    map: PageMap,
+}
+
+/// Pages that came or were written since they were last looked at.
+pub struct Fresh {
+    touched: PageSet,
+    /// Those that are the machine's own.
+    own: PageSet,
+}
+
+/// The history of one machine.
+pub struct History {
+    tracker: Option<WriteTracker>,
+    pagemap: Result<Pagemap, PagemapError>,
+    follows: bool,
+    image: Option<Image>,
+    since_image: PageSet,
+    next_image: u64,
+    checkpoints: BTreeMap<u64, Checkpoint>,
+    head: Option<u64>,
+    since_head: PageSet,
+    next_checkpoint: u64,
+}
+
+impl History {
+    /// No history yet.
+    pub fn new(tracker: Option<WriteTracker>, pagemap: Result<Pagemap, PagemapError>) -> Self {
+        Self {
+            tracker,
+            pagemap,
+            follows: false,
+            image: None,
+            since_image: PageSet::default(),
+            next_image: 1,
+            checkpoints: BTreeMap::new(),
+            head: None,
+            since_head: PageSet::default(),
+            next_checkpoint: 1,
+        }
+    }
+
+    /// The page map of this process.
+    pub fn pagemap(&self) -> Option<&Pagemap> {
+        self.pagemap.as_ref().ok()
+    }
+
+    /// Begins to follow writes, the first time; without it everything counts as written.
+    pub fn follow(&mut self, ram: &GuestRam) {
+        if self.follows {
+            return;
+        }
+        self.follows = true;
+        let can_mark = self.pagemap().is_some_and(Pagemap::has_marks);
+        let Some(tracker) = self.tracker.as_ref().filter(|_| can_mark) else {
+            return;
+        };
+        if let Err(error) = ram.follow_writes(tracker) {
+            tracing::warn!(%error, "every cut will look at all changed pages");
+            self.tracker = None;
+        }
+    }
+
+    /// Notes and marks what has been written so far, while the machine runs: what is left for the moment
+    /// in which it stands still is what it writes from now on.
+    pub fn look_ahead(&mut self, ram: &GuestRam) -> Result<(), MemoryError> {
+        let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) else {
+            return Ok(());
+        };
+        let touched = match ram.mark_touched(pagemap) {
+            Ok(touched) => touched,
+            Err(error) => {
+                // Some may have been marked.
+                self.note(&everything(ram));
+                return Err(error);
+            }
+        };
+        let own = ram.own_among(pagemap, &touched);
+        // What is marked and not known to be the image's counts as changed.
+        let own = own.unwrap_or(touched);
+        self.note(&own);
+        Ok(())
+    }
+
+    /// Notes the pages written since this or [`History::look_ahead`] was last asked, with the machine
+    /// stopped.
+    pub fn written(&mut self, ram: &GuestRam) -> Result<Fresh, MemoryError> {
+        let fresh = match &self.pagemap {
+            Ok(pagemap) => {
+                let touched = ram.touched_set(pagemap)?;
+                let own = ram.own_among(pagemap, &touched)?;
+                Fresh { touched, own }
+            }
+            Err(_) => Fresh {
+                touched: PageSet::default(),
+                own: everything(ram),
+            },
+        };
+        let discarded = ram.discarded_set();
+        self.note(&discarded);
+        self.note(&fresh.own);
+        Ok(fresh)
+    }
+
+    fn note(&mut self, pages: &PageSet) {
+        self.since_image.add(pages);
+        self.since_head.add(pages);
+    }
+
+    /// All pages that are not what the machine was started from.
+    pub fn private(&self, ram: &GuestRam) -> Result<PageSet, MemoryError> {
+        match self.pagemap() {
+            Some(pagemap) => ram.private_set(pagemap),
+            None => Ok(everything(ram)),
+        }
+    }
+
+    /// Marks pages that a forked process has as of an instant, while the machine runs on. Those written
+    /// since that instant go on counting.
+    pub fn mark_shared(&mut self, ram: &GuestRam, fresh: &Fresh) {
+        let late = match (&self.tracker, &self.pagemap) {
+            (Some(_), Ok(pagemap)) => ram
+                .mark(pagemap, &fresh.touched)
+                .and_then(|()| ram.unshared(pagemap, &fresh.own)),
+            _ => return,
+        };
+        match late {
+            Ok(late) => self.note(&late),
+            Err(error) => {
+                tracing::warn!(%error, "the next cut will look at more pages than changed");
+                self.note(&fresh.own);
+            }
+        }
+    }
+
+    /// The pages a cut onto the image of that number has to hold, and the map it changes; none if there is
+    /// no such image.
+    pub fn since_image(
+        &self,
+        ram: &GuestRam,
+        onto: u64,
+    ) -> Result<Option<(PageSet, Option<PageMap>)>, MemoryError> {
+        match &self.image {
+            Some(image) if image.number == onto => {
+                Ok(Some((self.since_image.clone(), Some(image.map.clone()))))
+            }
+            _ if onto == 0 => {
+                let map = ram.image().map(|image| image.map().clone());
+                Ok(Some((self.private(ram)?, map)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// A cut has everything; what is written from now on is not in it.
+    pub fn begin_cut(&mut self) -> PageSet {
+        std::mem::take(&mut self.since_image)
+    }
+
+    /// A cut did not come to be.
+    pub fn cut_failed(&mut self, pages: &PageSet) {
+        self.since_image.add(pages);
+    }
+
+    /// The last cut is an image that the next one can build on. Gives its number.
+    pub fn cut_done(&mut self, map: PageMap) -> u64 {
+        let number = self.next_image;
+        self.next_image += 1;
+        self.image = Some(Image { number, map });
+        number
+    }
+
+    /// The checkpoint that nothing was written after, as far as memory goes.
+    pub fn unwritten_head(&self) -> Option<(u64, &Checkpoint)> {
+        let head = self.head.filter(|_| self.since_head.is_empty())?;
+        let found = self.checkpoints.get(&head)?;
+        (!found.dropped).then_some((head, found))
+    }
+
+    /// Whether there can be one more.
+    pub fn has_room(&self) -> bool {
+        self.checkpoints.len() < MAX_CHECKPOINTS
+    }
+
+    /// The pages a new checkpoint has to hold.
+    pub fn since_head(&self, ram: &GuestRam) -> Result<PageSet, MemoryError> {
+        match self.head {
+            Some(_) => Ok(self.since_head.clone()),
+            None => self.private(ram),
+        }
+    }
+
+    /// A checkpoint has everything; what is written from now on is not in it.
+    pub fn begin_checkpoint(&mut self) {
+        self.since_head = PageSet::default();
+    }
+
+    /// A checkpoint did not come to be.
+    pub fn checkpoint_failed(&mut self, pages: &PageSet) {
+        self.since_head.add(pages);
+    }
+
+    /// The machine stands on a new checkpoint with these pages. Gives its number.
+    pub fn checkpoint_done(&mut self, mut made: Checkpoint, pages: PageSet) -> u64 {
+        let id = self.next_checkpoint;
+        self.next_checkpoint += 1;
+        made.parent = self.head;
+        made.pages = pages;
+        self.checkpoints.insert(id, made);
+        let before = self.head.replace(id);
+        self.prune(before);
+        id
+    }
+
+    /// A checkpoint by its number.
+    pub fn checkpoint(&self, id: u64) -> Option<&Checkpoint> {
+        self.checkpoints.get(&id).filter(|found| !found.dropped)
+    }
+
+    /// Forgets a checkpoint; its pages stay for as long as others build on it. False if there is none.
+    pub fn drop_checkpoint(&mut self, id: u64) -> bool {
+        match self.checkpoints.get_mut(&id) {
+            Some(found) if !found.dropped => {
+                found.dropped = true;
+                self.prune(Some(id));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Removes dropped checkpoints that nobody stands or builds on.
+    fn prune(&mut self, mut from: Option<u64>) {
+        while let Some(id) = from {
+            let needed = self.head == Some(id)
+                || self.checkpoints.values().any(|c| c.parent == Some(id))
+                || self.checkpoints.get(&id).is_none_or(|c| !c.dropped);
+            if needed {
+                return;
+            }
+            from = self.checkpoints.remove(&id).and_then(|gone| gone.parent);
+        }
+    }
+
+    /// A checkpoint and those before it, the newest first.
+    fn line(&self, from: Option<u64>) -> Vec<u64> {
+        std::iter::successors(from, |id| self.checkpoints.get(id)?.parent).collect()
+    }
+
+    /// Makes memory what it was at a checkpoint, with the machine stopped and after asking what was
+    /// written. Gives how many pages.
+    pub fn put_back(&mut self, ram: &GuestRam, to: u64) -> Result<u64, MemoryError> {
+        let (from, target) = (self.line(self.head), self.line(Some(to)));
+        let mut changed = std::mem::take(&mut self.since_head);
+        for id in from
+            .iter()
+            .filter(|id| !target.contains(id))
+            .chain(target.iter().filter(|id| !from.contains(id)))
+        {
+            if let Some(checkpoint) = self.checkpoints.get(id) {
+                changed.add(&checkpoint.pages);
+            }
+        }
+        let mut rest = changed.clone();
+        for checkpoint in target.iter().filter_map(|id| self.checkpoints.get(id)) {
+            let (here, elsewhere) = rest.split(&checkpoint.pages);
+            ram.read_back(checkpoint.memory.as_fd(), &here)?;
+            rest = elsewhere;
+        }
+        ram.drop_private(&rest)?;
+        if let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) {
+            ram.mark(pagemap, &changed)?;
+        }
+        self.since_image.add(&changed);
+        let before = self.head.replace(to);
+        self.prune(before);
+        Ok(changed.pages())
+    }
+}
+
+fn everything(ram: &GuestRam) -> PageSet {
+    PageSet::new(vec![forkd_sys::PageRange {
+        first: 0,
+        count: u64::from(ram.layout().pages()),
+    }])
+}

@@ -24,6 +24,22 @@ pub struct CheckpointInfo {
     pub pause_us: u64,
     /// Bytes it takes.
     pub bytes: u64,
+    /// Nothing had changed since the checkpoint before: this is another name for it.
+    #[serde(default)]
+    pub unchanged: bool,
+}
+
+/// Answer to `POST /v1/sandboxes/{id}/rollback`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RollbackInfo {
+    /// The checkpoint.
+    pub to: String,
+    /// How long the sandbox stood still, in microseconds.
+    pub pause_us: u64,
+    /// Pages of memory that were put back.
+    pub pages: u64,
+    /// From the request until the agent answered again, in microseconds.
+    pub ready_us: u64,
 }
 
 /// Body of `POST /v1/sandboxes/{id}/rollback`.

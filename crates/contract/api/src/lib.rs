@@ -18,7 +18,9 @@ mod status;
 mod workspaces;
 
 pub use branch::{BranchMode, BranchRequest};
-pub use checkpoints::{CheckpointInfo, CheckpointRequest, ForkRequest, RollbackRequest};
+pub use checkpoints::{
+    CheckpointInfo, CheckpointRequest, ForkRequest, RollbackInfo, RollbackRequest,
+};
 pub use error::{ErrorBody, ErrorCode};
 pub use events::{EventInfo, EventKind};
 pub use exec::{

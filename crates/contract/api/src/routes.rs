@@ -36,6 +36,8 @@ pub const BRANCH: &str = "/v1/sandboxes/{id}/branch";
 pub const FORK: &str = "/v1/sandboxes/{id}/fork";
 /// `GET`: list, `POST`: make.
 pub const CHECKPOINTS: &str = "/v1/sandboxes/{id}/checkpoints";
+/// `DELETE`.
+pub const CHECKPOINT: &str = "/v1/sandboxes/{id}/checkpoints/{name}";
 /// `POST`.
 pub const ROLLBACK: &str = "/v1/sandboxes/{id}/rollback";
 /// `POST`.

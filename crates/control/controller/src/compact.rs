@@ -14,8 +14,6 @@ use crate::error::Error;
 
 /// The largest index there can be, with room to spare.
 const MAX_INDEX: u64 = 1 << 20;
-/// Copied at once.
-const CHUNK: usize = 1 << 20;
 
 /// Writes all of memory into one new layer; `None` if it is one already.
 pub fn flatten_memory(app: &App, manifest: &Manifest) -> Result<Option<Ingested>, Error> {
@@ -75,25 +73,11 @@ fn copy_extent(layers: &[File], extent: &Extent, out: &File) -> io::Result<()> {
         .ok()
         .and_then(|at| layers.get(at))
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no such layer"))?;
-    let mut from = u64::from(extent.layer_first) * PAGE_SIZE;
-    let mut to = u64::from(extent.first) * PAGE_SIZE;
-    let mut left = u64::from(extent.count) * PAGE_SIZE;
-    let mut buffer = vec![0; CHUNK];
-    while left > 0 {
-        let want = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-        let chunk = buffer.get_mut(..want).unwrap_or_default();
-        layer.read_exact_at(chunk, from)?;
-        for (offset, page) in (to..)
-            .step_by(PAGE_SIZE as usize)
-            .zip(chunk.chunks(PAGE_SIZE as usize))
-        {
-            if page.iter().any(|byte| *byte != 0) {
-                out.write_all_at(page, offset)?;
-            }
-        }
-        from += want as u64;
-        to += want as u64;
-        left -= want as u64;
-    }
-    Ok(())
+    forkd_store::copy_part(
+        layer,
+        u64::from(extent.layer_first) * PAGE_SIZE,
+        out,
+        u64::from(extent.first) * PAGE_SIZE,
+        u64::from(extent.count) * PAGE_SIZE,
+    )
 }

@@ -259,6 +259,8 @@ fn vmm_code(error: &VmmCallError) -> ErrorCode {
             VmmErrorCode::BadSnapshot => ErrorCode::SnapshotBroken,
             VmmErrorCode::Incompatible => ErrorCode::SnapshotIncompatible,
             VmmErrorCode::NoSpace => ErrorCode::NoSpace,
+            VmmErrorCode::NoCheckpoint => ErrorCode::CheckpointNotFound,
+            VmmErrorCode::TooMany => ErrorCode::LimitReached,
             VmmErrorCode::BadKernel => ErrorCode::InvalidRequest,
             _ => ErrorCode::LaunchFailed,
         },

@@ -39,6 +39,6 @@ pub use manifest::{
     BlobRef, Cpu, DiskManifest, MAX_CHAIN, Manifest, ManifestError, MemoryManifest, Origin, Parent,
     SCHEMA, Source, Versions,
 };
-pub use sparse::{Sizes, page_digest, sizes};
+pub use sparse::{Sizes, copy_part, page_digest, sizes};
 pub use staging::Staging;
 pub use store::{Deletion, Entry, Ingested, Published, Store};

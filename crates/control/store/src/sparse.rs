@@ -106,12 +106,18 @@ fn is_zero(page: &[u8]) -> bool {
 }
 
 /// Calls back for each part of the file that holds data, widened to whole pages.
-fn for_data(
+fn for_data(file: &File, len: u64, each: impl FnMut(u64, u64) -> io::Result<()>) -> io::Result<()> {
+    for_data_in(file, 0, len, each)
+}
+
+/// As [`for_data`] for what lies from `start`, at a page, to `len`.
+fn for_data_in(
     file: &File,
+    start: u64,
     len: u64,
     mut each: impl FnMut(u64, u64) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut at = 0;
+    let mut at = start;
     while at < len {
         let data = match seek(file, SeekFrom::Data(at)) {
             Ok(data) => data,
@@ -138,22 +144,44 @@ pub fn copy(from: &File, to: &File) -> io::Result<()> {
     }
     let len = from.metadata()?.len();
     to.set_len(len)?;
+    copy_part(from, 0, to, 0, len)
+}
+
+/// Copies `len` bytes of pages between places at a page each, leaving out those that are zero: the target
+/// has holes there.
+pub fn copy_part(from: &File, start: u64, to: &File, target: u64, len: u64) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK];
-    for_data(from, len, |start, end| {
-        let mut at = start;
+    for_data_in(from, start, start + len, |first, end| {
+        let mut at = first;
         while at < end {
             let want = CHUNK.min(usize::try_from(end - at).unwrap_or(CHUNK));
             let chunk = buffer.get_mut(..want).unwrap_or_default();
             from.read_exact_at(chunk, at)?;
-            for (offset, page) in (at..).step_by(PAGE).zip(chunk.chunks(PAGE)) {
-                if !is_zero(page) {
-                    to.write_all_at(page, offset)?;
-                }
-            }
+            write_runs(chunk, to, target + (at - start))?;
             at += want as u64;
         }
         Ok(())
     })
+}
+
+/// Writes runs of pages that are not zero.
+fn write_runs(chunk: &[u8], to: &File, offset: u64) -> io::Result<()> {
+    let mut run = 0..0;
+    for page in chunk.chunks(PAGE) {
+        if is_zero(page) {
+            to.write_all_at(
+                chunk.get(run.clone()).unwrap_or_default(),
+                offset + run.start as u64,
+            )?;
+            run = run.end + page.len()..run.end + page.len();
+        } else {
+            run.end += page.len();
+        }
+    }
+    to.write_all_at(
+        chunk.get(run.clone()).unwrap_or_default(),
+        offset + run.start as u64,
+    )
 }
 
 #[cfg(test)]
@@ -194,6 +222,25 @@ mod tests {
             let copied = tempfile::tempfile().unwrap();
             copy(&solid(&pages, len), &copied).unwrap();
             prop_assert_eq!(one, page_digest(&copied).unwrap());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_is_copied_to_its_place(pages in prop::collection::btree_map(0u64..300, 0u8..3, 0..30), from in 0u64..300, count in 1u64..300) {
+            let pages: Vec<_> = pages.into_iter().collect();
+            let count = count.min(300 - from);
+            let source = holey(&pages, 300 * PAGE_SIZE);
+            let out = tempfile::tempfile().unwrap();
+            out.set_len(400 * PAGE_SIZE).unwrap();
+            copy_part(&source, from * PAGE_SIZE, &out, 50 * PAGE_SIZE, count * PAGE_SIZE).unwrap();
+            let moved: Vec<_> = pages
+                .into_iter()
+                .filter(|(page, _)| (from..from + count).contains(page))
+                .map(|(page, fill)| (page - from + 50, fill))
+                .collect();
+            let want = page_digest(&holey(&moved, 400 * PAGE_SIZE)).unwrap();
+            prop_assert_eq!(want, page_digest(&out).unwrap());
         }
     }
 

@@ -1,5 +1,6 @@
 //! A place for what is being written.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::error::{StoreError, io_error};
@@ -26,6 +27,17 @@ impl Staging {
     /// A file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// A new file in it, open for reading and writing.
+    pub fn create(&self, name: &str) -> Result<File, StoreError> {
+        let path = self.file(name);
+        File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(io_error("create", path))
     }
 
     /// Leaves it alone: it was renamed, or the process is as good as dead.

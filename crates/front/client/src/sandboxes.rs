@@ -2,8 +2,9 @@
 
 use forkd_api::routes::{self, fill};
 use forkd_api::{
-    BranchRequest, CreateSandboxes, CreateWorkspace, ForkRequest, SandboxInfo, SandboxStats,
-    SnapshotInfo, SuspendRequest, UpdateSandbox, WorkspaceInfo,
+    BranchRequest, CheckpointInfo, CheckpointRequest, CreateSandboxes, CreateWorkspace,
+    ForkRequest, RollbackInfo, RollbackRequest, SandboxInfo, SandboxStats, SnapshotInfo,
+    SuspendRequest, UpdateSandbox, WorkspaceInfo,
 };
 use reqwest::Method;
 
@@ -53,6 +54,38 @@ impl Client {
     /// Forks a sandbox into live children.
     pub async fn fork(&self, id: &str, request: &ForkRequest) -> Result<Vec<SandboxInfo>, Error> {
         self.json(self.post(&fill(routes::FORK, &[id]), request))
+            .await
+    }
+
+    /// The checkpoints of a sandbox.
+    pub async fn checkpoints(&self, id: &str) -> Result<Vec<CheckpointInfo>, Error> {
+        self.json(self.request(Method::GET, &fill(routes::CHECKPOINTS, &[id])))
+            .await
+    }
+
+    /// Keeps a sandbox's state to go back to.
+    pub async fn checkpoint(
+        &self,
+        id: &str,
+        request: &CheckpointRequest,
+    ) -> Result<CheckpointInfo, Error> {
+        self.json(self.post(&fill(routes::CHECKPOINTS, &[id]), request))
+            .await
+    }
+
+    /// Forgets a checkpoint.
+    pub async fn drop_checkpoint(&self, id: &str, name: &str) -> Result<(), Error> {
+        let route = fill(routes::CHECKPOINT, &[id, name]);
+        self.nothing(self.request(Method::DELETE, &route)).await
+    }
+
+    /// Goes back to a checkpoint.
+    pub async fn rollback(
+        &self,
+        id: &str,
+        request: &RollbackRequest,
+    ) -> Result<RollbackInfo, Error> {
+        self.json(self.post(&fill(routes::ROLLBACK, &[id]), request))
             .await
     }
 

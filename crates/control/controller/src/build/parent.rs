@@ -254,13 +254,9 @@ impl Parent {
                     .stage()
                     .map_err(Error::store("no place to write the cut"))?;
                 let create = |name: &str| {
-                    let path = staging.file(name);
-                    File::options()
-                        .read(true)
-                        .write(true)
-                        .create_new(true)
-                        .open(&path)
-                        .map_err(Error::io("create", path))
+                    staging
+                        .create(name)
+                        .map_err(Error::store("no place to write the cut"))
                 };
                 let (state, memory) = (create("state")?, create("memory")?);
                 Ok((staging, state, memory))

@@ -15,7 +15,9 @@ use rusqlite::Connection;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-pub use records::{DiskStack, LayerRef, SandboxRecord, StoredState, WorkspaceRecord};
+pub use records::{
+    BuiltRecord, CheckpointRecord, DiskStack, LayerRef, SandboxRecord, StoredState, WorkspaceRecord,
+};
 pub use tables::{Claim, IdempotencyRecord};
 
 /// The most jobs in one commit.

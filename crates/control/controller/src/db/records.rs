@@ -91,12 +91,50 @@ pub struct SandboxRecord {
     pub network: bool,
     /// What it was booted from, at the root of its chain.
     pub source: Source,
+    /// What the next cut builds on; the memory it was restored from if missing.
+    #[serde(default)]
+    pub built: Option<BuiltRecord>,
+    /// Points it can go back to, the oldest first.
+    #[serde(default)]
+    pub checkpoints: Vec<CheckpointRecord>,
+    /// It is about to go back to this checkpoint.
+    #[serde(default)]
+    pub rolling_back: Option<String>,
+    /// How many layers it has been given.
+    #[serde(default)]
+    pub layer_count: usize,
     /// Version of the agent.
     #[serde(default)]
     pub agent: String,
     /// Version of NumPy in the warm interpreter.
     #[serde(default)]
     pub numpy: String,
+}
+
+/// The memory of the last cut that succeeded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuiltRecord {
+    /// The number by which the VMM knows it.
+    pub image: u64,
+    /// What it is made of.
+    pub memory: MemoryManifest,
+}
+
+/// A point a sandbox can go back to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointRecord {
+    /// Its name.
+    pub name: String,
+    /// The number by which the VMM knows it.
+    pub id: u64,
+    /// When it was made.
+    pub created_at_unix: u64,
+    /// How long the sandbox stood still.
+    pub pause_us: u64,
+    /// Bytes of memory it holds.
+    pub bytes: u64,
+    /// The layers of each disk that lie below it.
+    pub disks: Vec<Vec<LayerRef>>,
 }
 
 /// One disk of a sandbox.
@@ -126,16 +164,82 @@ pub enum LayerRef {
 impl SandboxRecord {
     /// Every blob it uses.
     pub fn blobs(&self) -> Vec<Digest> {
-        let mut all: Vec<Digest> = self.memory.layers.iter().map(|blob| blob.digest).collect();
-        all.extend(self.memory.index.map(|blob| blob.digest));
-        for disk in &self.disks {
-            all.push(disk.base.digest);
-            all.extend(disk.layers.iter().filter_map(|layer| match layer {
-                LayerRef::Blob(blob) => Some(blob.digest),
-                LayerRef::Own(_) => None,
-            }));
+        let mut all = Vec::new();
+        for memory in [Some(&self.memory), self.built.as_ref().map(|b| &b.memory)]
+            .into_iter()
+            .flatten()
+        {
+            all.extend(memory.layers.iter().map(|blob| blob.digest));
+            all.extend(memory.index.map(|blob| blob.digest));
         }
+        all.extend(self.disks.iter().map(|disk| disk.base.digest));
+        all.extend(self.layers().filter_map(|layer| match layer {
+            LayerRef::Blob(blob) => Some(blob.digest),
+            LayerRef::Own(_) => None,
+        }));
         all
+    }
+
+    /// Every layer of a disk it uses, or may go back to.
+    fn layers(&self) -> impl Iterator<Item = &LayerRef> {
+        self.disks.iter().flat_map(|disk| &disk.layers).chain(
+            self.checkpoints
+                .iter()
+                .flat_map(|c| c.disks.iter().flatten()),
+        )
+    }
+
+    /// The names of those that are files of its own.
+    pub fn own_layers(&self) -> Vec<String> {
+        self.layers()
+            .filter_map(|layer| match layer {
+                LayerRef::Own(name) => Some(name.clone()),
+                LayerRef::Blob(_) => None,
+            })
+            .collect()
+    }
+
+    /// Replaces a file of its own by content, wherever it is used.
+    pub fn layer_is_content(&mut self, name: &str, blob: BlobRef) {
+        let everywhere = self
+            .disks
+            .iter_mut()
+            .flat_map(|disk| &mut disk.layers)
+            .chain(
+                self.checkpoints
+                    .iter_mut()
+                    .flat_map(|c| c.disks.iter_mut().flatten()),
+            );
+        for layer in everywhere {
+            if matches!(layer, LayerRef::Own(found) if found == name) {
+                *layer = LayerRef::Blob(blob);
+            }
+        }
+    }
+
+    /// A number for a new layer of a disk that no layer of it has had.
+    pub fn layer_number(&self, disk: &DiskStack) -> usize {
+        self.layer_count.max(disk.layers.len())
+    }
+
+    /// Puts new layers on disks.
+    pub fn add_layers<'a>(&mut self, layers: impl Iterator<Item = (usize, &'a String)>) {
+        let mut next = self.layer_count;
+        for (slot, name) in layers {
+            if let Some(disk) = self.disks.get_mut(slot) {
+                next = next.max(self.layer_count.max(disk.layers.len()) + 1);
+                disk.layers.push(LayerRef::Own(name.clone()));
+            }
+        }
+        self.layer_count = next;
+    }
+
+    /// The memory the next cut builds on, and the number by which the VMM knows it.
+    pub fn builds_on(&self) -> (&MemoryManifest, u64) {
+        match &self.built {
+            Some(built) => (&built.memory, built.image),
+            None => (&self.memory, 0),
+        }
     }
 
     /// What a branch of it names as its parent.

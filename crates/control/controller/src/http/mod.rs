@@ -1,5 +1,6 @@
 //! HTTP in, operations out. Handlers only translate.
 
+mod checkpoints;
 pub mod errors;
 mod events;
 mod exec;
@@ -100,6 +101,9 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(stats::stats))
         .routes(routes!(sandboxes::branch))
         .routes(routes!(sandboxes::fork))
+        .routes(routes!(checkpoints::list, checkpoints::create))
+        .routes(routes!(checkpoints::remove))
+        .routes(routes!(checkpoints::rollback))
         .routes(routes!(sandboxes::pause))
         .routes(routes!(sandboxes::resume))
         .routes(routes!(sandboxes::logs))

@@ -9,7 +9,8 @@ use forkd_types::SandboxId;
 use forkd_vmm_client::{Taken, Vmm};
 use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
 
-use super::driver::{Owned, drive};
+use super::checkpoint::CheckpointAsk;
+use super::driver::{Ask, Owned, drive};
 use super::entry::Sandbox;
 use super::state::{Phase, Step};
 use crate::app::App;
@@ -141,8 +142,12 @@ async fn take_over(
         }
         _ => return Err(Error::Task),
     };
+    let mut record = record;
+    // Whether the last cut of the earlier daemon succeeded is not known, so the next builds on the start.
+    record.built = None;
     let lease = app.store.hold(record.blobs());
     let id = record.id.clone();
+    let unfinished = record.rolling_back.clone();
     let (sandbox, queue) = Sandbox::new(record, phase, app.dirs.vsock(&id), app.dirs.console(&id));
     let sandbox = Arc::new(sandbox);
     // A limit that was lowered meanwhile does not end what lives.
@@ -150,6 +155,14 @@ async fn take_over(
         .sandboxes
         .insert_all(&[Arc::clone(&sandbox)], usize::MAX);
     tracing::info!(sandbox = %id, pid = taken.vm.pid, "adopted");
+    if unfinished.is_some() {
+        let (done, _) = tokio::sync::oneshot::channel();
+        let again = CheckpointAsk::Rollback {
+            to: unfinished,
+            done,
+        };
+        sandbox.ask(Ask::Checkpoint(Box::new(again)))?;
+    }
     let owned = Owned {
         app: Arc::clone(app),
         sandbox,

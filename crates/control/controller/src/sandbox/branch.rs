@@ -17,7 +17,7 @@ use super::driver::Owned;
 use super::state::Step;
 use crate::app::App;
 use crate::clock;
-use crate::db::{DiskStack, LayerRef, SandboxRecord};
+use crate::db::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
 use crate::error::Error;
 use crate::launch::{FdList, NewDisk};
 use crate::writing::Claimed;
@@ -30,7 +30,7 @@ const MAX_MEMORY_LAYERS: usize = 32;
 pub enum CutMode {
     /// All of memory.
     Full,
-    /// What differs from the snapshot the sandbox was started from.
+    /// What differs from the last cut, or from the snapshot the sandbox was started from.
     Diff,
 }
 
@@ -78,6 +78,7 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
         mode,
         labels,
         taken,
+        layers_moved: false,
         ended: None,
     };
     let result = cut.run().await;
@@ -123,6 +124,8 @@ struct Cut<'a> {
     mode: CutMode,
     labels: BTreeMap<String, String>,
     taken: Option<oneshot::Sender<u64>>,
+    /// The instant is past: whatever comes of the cut, the new layers are in use.
+    layers_moved: bool,
     /// The VM ended meanwhile.
     ended: Option<Option<StopCause>>,
 }
@@ -141,13 +144,13 @@ impl Cut<'_> {
     async fn run(&mut self) -> Result<BranchDone, Error> {
         let started = Instant::now();
         let record = self.owned.sandbox.record();
-        if record.memory.layers.len() >= MAX_MEMORY_LAYERS {
+        if record.builds_on().0.layers.len() >= MAX_MEMORY_LAYERS {
             self.mode = CutMode::Full;
         }
         let files = self.prepare(&record).await?;
         let before = record.clone();
         let record = self.announce_layers(&files).await?;
-        let report = match self.cut(&files).await {
+        let report = match self.cut(&files, record.builds_on().1).await {
             Ok(report) => report,
             Err(error) => {
                 self.take_back(&before, &error, &files).await;
@@ -156,6 +159,11 @@ impl Cut<'_> {
         };
         metrics::histogram!("forkd_branch_pause_seconds").record(report.pause_us as f64 / 1e6);
         let info = self.publish(record, files, &report, started).await;
+        if info.is_err() {
+            // The VMM builds on a cut that nobody has; the next one is from the start.
+            let record = self.owned.sandbox.update(|record| record.built = None);
+            self.owned.app.db.put_sandboxes(vec![record]).await?;
+        }
         metrics::histogram!("forkd_branch_seconds").record(started.elapsed().as_secs_f64());
         info
     }
@@ -171,13 +179,9 @@ impl Cut<'_> {
                 .stage()
                 .map_err(Error::store("no place to write the cut"))?;
             let create = |name: &str| {
-                let path = staging.file(name);
-                File::options()
-                    .read(true)
-                    .write(true)
-                    .create_new(true)
-                    .open(&path)
-                    .map_err(Error::io("create", path))
+                staging
+                    .create(name)
+                    .map_err(Error::store("no place to write the cut"))
             };
             let state = create("state")?;
             let memory = create("memory")?;
@@ -196,7 +200,7 @@ impl Cut<'_> {
                 let (name, file) = app.dirs.new_layer(
                     &record.id,
                     new,
-                    disk.layers.len(),
+                    record.layer_number(disk),
                     app.config.disk_limit_bytes,
                 )?;
                 layers.push((slot, name, file));
@@ -215,13 +219,11 @@ impl Cut<'_> {
     /// Writes the new layers down before the VMM hears of them: if the daemon dies now, an empty layer too
     /// many in the record is harmless, one too few would lose data.
     async fn announce_layers(&self, files: &Files) -> Result<SandboxRecord, Error> {
-        let record = self.owned.sandbox.update(|record| {
-            for (slot, name, _) in &files.layers {
-                if let Some(disk) = record.disks.get_mut(*slot) {
-                    disk.layers.push(LayerRef::Own(name.clone()));
-                }
-            }
-        });
+        let layers = files.layers.iter().map(|(slot, name, _)| (*slot, name));
+        let record = self
+            .owned
+            .sandbox
+            .update(|record| record.add_layers(layers));
         self.owned
             .app
             .db
@@ -231,13 +233,13 @@ impl Cut<'_> {
     }
 
     /// Stops the VM for the instant of the cut and waits until everything is written.
-    async fn cut(&mut self, files: &Files) -> Result<CutReport, Error> {
+    async fn cut(&mut self, files: &Files, onto: u64) -> Result<CutReport, Error> {
         let mut fds = FdList::default();
         let spec = CutSpec {
             state: fds.push(&files.state),
             memory: fds.push(&files.memory),
             only_changed: self.mode == CutMode::Diff,
-            onto: 0,
+            onto,
             index: files.index.as_ref().map(|file| fds.push(file)),
             new_layers: files
                 .layers
@@ -261,6 +263,7 @@ impl Cut<'_> {
                 reply = &mut call => break reply,
                 event = events.next() => match event.map(|event| event.event) {
                     Some(Event::CutTaken { pause_us, .. }) => {
+                        self.layers_moved = true;
                         self.claimed.taken(pause_us);
                         if let Some(taken) = self.taken.take() {
                             let _ = taken.send(pause_us);
@@ -284,7 +287,7 @@ impl Cut<'_> {
         }
     }
 
-    /// The VMM refused, so the VM is as it was: the new layers are not in use.
+    /// If the VMM refused before the instant, the VM is as it was: the new layers are not in use.
     async fn take_back(&self, before: &SandboxRecord, error: &Error, files: &Files) {
         let refused = matches!(
             error,
@@ -293,7 +296,7 @@ impl Cut<'_> {
                 ..
             }
         );
-        if !refused {
+        if !refused || self.layers_moved {
             return;
         }
         let disks = before.disks.clone();
@@ -334,6 +337,10 @@ impl Cut<'_> {
         let record = self.settle(record, &ingested).await?;
         let manifest = self.manifest(&record, &ingested, report, started);
         let path = app.store.layout().blob(&ingested.memory.blob.digest);
+        let built = BuiltRecord {
+            image: report.image,
+            memory: manifest.memory.clone(),
+        };
         let published = app
             .blocking(move |app| {
                 app.store
@@ -343,8 +350,10 @@ impl Cut<'_> {
             .await?;
         let record = self.owned.sandbox.update(|record| {
             record.branch_count += 1;
+            record.built = Some(built);
             record.last_branch_memory_path = Some(path.display().to_string());
         });
+        self.owned.lease = app.store.hold(record.blobs());
         app.db.put_sandboxes(vec![record]).await?;
         let mut info = crate::snapshots::info(&app, &published.manifest);
         if self.mode == CutMode::Diff {
@@ -366,12 +375,8 @@ impl Cut<'_> {
             frozen.push((name.clone(), layer.blob));
         }
         let updated = self.owned.sandbox.update(|stored| {
-            for layer in stored.disks.iter_mut().flat_map(|disk| &mut disk.layers) {
-                if let LayerRef::Own(name) = layer
-                    && let Some((_, blob)) = frozen.iter().find(|(found, _)| found == name)
-                {
-                    *layer = LayerRef::Blob(*blob);
-                }
+            for (name, blob) in &frozen {
+                stored.layer_is_content(name, *blob);
             }
         });
         let app = Arc::clone(&self.owned.app);
@@ -396,7 +401,7 @@ impl Cut<'_> {
     ) -> Manifest {
         let memory = match &written.index {
             Some(index) => {
-                let mut layers = record.memory.layers.clone();
+                let mut layers = record.builds_on().0.layers.clone();
                 layers.push(written.memory.blob);
                 MemoryManifest {
                     layers,

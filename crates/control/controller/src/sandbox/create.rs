@@ -342,6 +342,10 @@ fn record(
         disks,
         network: manifest.network,
         source: manifest.source.clone(),
+        built: None,
+        checkpoints: Vec::new(),
+        rolling_back: None,
+        layer_count: 1,
         agent: manifest.versions.agent.clone(),
         numpy: manifest.versions.numpy.clone(),
     }

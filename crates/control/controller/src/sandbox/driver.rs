@@ -10,6 +10,7 @@ use forkd_vmm_proto::{Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
 
 use super::branch::{self, BranchAsk};
+use super::checkpoint::{self, CheckpointAsk};
 use super::entry::Sandbox;
 use super::state::Step;
 use crate::app::App;
@@ -27,6 +28,8 @@ const QUICK: Duration = Duration::from_secs(10);
 pub enum Ask {
     /// Cut it.
     Branch(Box<BranchAsk>),
+    /// Keep a point to go back to, or go back.
+    Checkpoint(Box<CheckpointAsk>),
     /// Stop its vCPUs.
     Pause(oneshot::Sender<Result<(), Error>>),
     /// Let them go on.
@@ -124,6 +127,7 @@ fn note(owned: &Owned, event: Event) -> Ending {
 async fn answer(owned: &mut Owned, ask: Ask) -> Result<(), Ending> {
     match ask {
         Ask::Branch(ask) => return branch::serve(owned, *ask).await,
+        Ask::Checkpoint(ask) => return checkpoint::serve(owned, *ask).await,
         Ask::Pause(reply) => {
             let result = change(owned, Step::Pause, Command::Pause, StoredState::Paused).await;
             let _ = reply.send(result);

@@ -13,15 +13,39 @@ const ENTROPY: usize = 64;
 /// Gives the guest a new identity; when this returns, the child is ready.
 pub async fn assume(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
     let request = IdentityRequest {
+        machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
+        ..fresh(id)
+    };
+    ask(client, id, request).await
+}
+
+/// Gives a guest that went back new random numbers and the right time; it stays the machine it is.
+pub async fn renew(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
+    let request = IdentityRequest {
+        keep_connections: true,
+        ..fresh(id)
+    };
+    ask(client, id, request).await
+}
+
+fn fresh(id: &SandboxId) -> IdentityRequest {
+    IdentityRequest {
         generation: hex::encode(rand::random::<[u8; 16]>()),
         entropy: hex::encode(rand::random::<[u8; ENTROPY]>()),
         hostname: Some(id.to_string()),
-        machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
+        machine_id: None,
         unix_ns: Some(clock::unix_ns()),
         network: None,
         hook_timeout_ms: None,
         keep_connections: false,
-    };
+    }
+}
+
+async fn ask(
+    client: &Client,
+    id: &SandboxId,
+    request: IdentityRequest,
+) -> Result<IdentityReport, Error> {
     let report = client
         .identity(request)
         .await

@@ -18,6 +18,7 @@
 
 pub mod adopt;
 mod branch;
+mod checkpoint;
 pub mod create;
 mod driver;
 mod entry;
@@ -26,6 +27,7 @@ mod registry;
 mod state;
 
 pub use branch::{BranchAsk, BranchDone, CutMode};
+pub use checkpoint::{CheckpointAsk, info as checkpoint_info};
 pub use driver::Ask;
 pub use entry::Sandbox;
 pub use registry::Registry;

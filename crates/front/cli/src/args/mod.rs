@@ -24,7 +24,8 @@ pub use machine::MachineArgs;
 pub use man::ManArgs;
 pub use quickstart::QuickstartArgs;
 pub use sandbox::{
-    BranchArgs, CleanupArgs, ForkArgs, KillArgs, LogsArgs, LsArgs, SpawnArgs, TopArgs,
+    BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LogsArgs, LsArgs, RollbackArgs,
+    SpawnArgs, TopArgs,
 };
 pub use snapshot::{
     ImagesArgs, RmiArgs, SnapshotArgs, SnapshotCompactArgs, SnapshotDiffArgs, SnapshotInfoArgs,
@@ -81,6 +82,10 @@ pub enum Command {
     Kill(KillArgs),
     /// Freeze a running sandbox under a name; it goes on
     Branch(BranchArgs),
+    /// Keep the state of a running sandbox to go back to
+    Checkpoint(CheckpointArgs),
+    /// Go back to a checkpoint; the sandbox keeps its id
+    Rollback(RollbackArgs),
     /// List snapshots, or the images they are built from
     Images(ImagesArgs),
     /// Delete snapshots

@@ -141,6 +141,46 @@ pub struct BranchArgs {
     pub daemon: DaemonArgs,
 }
 
+/// Arguments of `forkd checkpoint`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    forkd checkpoint sb-… --name before-migration   keep the state of a sandbox\n  \
+    forkd rollback sb-… --to before-migration       go back to it\n\n\
+    Checkpoints live as long as their sandbox.")]
+pub struct CheckpointArgs {
+    /// The sandbox
+    pub id: String,
+    /// The name of the checkpoint [default: one is made up]
+    #[arg(long, conflicts_with_all = ["list", "rm"])]
+    pub name: Option<String>,
+    /// List checkpoints instead
+    #[arg(long, conflicts_with = "rm")]
+    pub list: bool,
+    /// Forget this checkpoint instead
+    #[arg(long, value_name = "NAME")]
+    pub rm: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// Arguments of `forkd rollback`.
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// The sandbox
+    pub id: String,
+    /// The checkpoint [default: the newest]
+    #[arg(long, value_name = "NAME")]
+    pub to: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
 /// Arguments of `forkd logs`.
 #[derive(Debug, Args)]
 pub struct LogsArgs {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod branch;
+mod checkpoint;
 mod cleanup;
 mod completions;
 mod cp;
@@ -18,6 +19,7 @@ mod man;
 mod ping;
 mod quickstart;
 mod rmi;
+mod rollback;
 mod run;
 mod shell;
 mod snapshot;
@@ -52,6 +54,8 @@ pub fn run(cli: Cli, ui: &Ui) -> CliResult {
         Command::Cleanup(args) => cleanup::run(&args, ui),
         Command::Kill(args) => kill::run(args, ui),
         Command::Branch(args) => branch::run(args, ui),
+        Command::Checkpoint(args) => checkpoint::run(args, ui),
+        Command::Rollback(args) => rollback::run(args, ui),
         Command::Images(args) => images::run(&args, ui),
         Command::Rmi(args) => rmi::run(&args, ui),
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),

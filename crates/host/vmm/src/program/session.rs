@@ -42,7 +42,7 @@ const MAX_WAITING: usize = 64;
 
 /// What a forked process is writing.
 enum Writing {
-    Cut(CutInProgress),
+    Cut(Box<CutInProgress>),
     Checkpoint(Box<CheckpointInProgress>),
 }
 
@@ -189,7 +189,7 @@ impl Session {
         let result = match writing {
             Writing::Cut(cut) => {
                 let stays_paused = cut.stays_paused();
-                let result = machine.finish_cut(cut).map(Reply::Cut);
+                let result = machine.finish_cut(*cut).map(Reply::Cut);
                 // Somebody may have resumed it meanwhile, which is as good.
                 if result.is_err()
                     && stays_paused
@@ -396,7 +396,7 @@ impl Session {
         };
         match machine.cut(spec, fds) {
             Ok(done) => {
-                self.writing = Some((seq, Writing::Cut(done.progress)));
+                self.writing = Some((seq, Writing::Cut(Box::new(done.progress))));
                 if let Some(pause) = done.pause {
                     let pause_us = pause.as_micros() as u64;
                     self.event(Event::CutTaken { seq, pause_us })?;

@@ -5,6 +5,7 @@
 //! children from. No daemon is involved: this is the product below the controller.
 
 mod assets;
+mod checkpoint;
 mod disk;
 mod ends;
 mod fds;
@@ -16,6 +17,7 @@ pub mod procfs;
 mod vm;
 
 pub use assets::Assets;
+pub use checkpoint::Point;
 pub use disk::Disk;
 pub use fds::Fds;
 pub use frozen::Frozen;

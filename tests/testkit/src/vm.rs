@@ -89,6 +89,11 @@ impl Vm {
         self.disks.lock().await.clone()
     }
 
+    /// Its disks, to be changed.
+    pub(crate) async fn disks_now(&self) -> tokio::sync::MutexGuard<'_, Vec<Disk>> {
+        self.disks.lock().await
+    }
+
     /// What the guest has printed on its serial console.
     pub fn console(&self) -> String {
         let bytes = std::fs::read(self.folder.join("console.log")).unwrap_or_default();
@@ -274,7 +279,7 @@ impl Drop for Vm {
     }
 }
 
-fn new_file(path: &Path) -> anyhow::Result<File> {
+pub(crate) fn new_file(path: &Path) -> anyhow::Result<File> {
     Ok(File::options()
         .read(true)
         .write(true)

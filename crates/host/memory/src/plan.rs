@@ -7,10 +7,12 @@ use rustix::fs::SeekFrom;
 
 use crate::{ImageLayers, PAGE_SIZE};
 
-/// Extents are joined until there are no more than this many, so that a child of the cut is not made of
-/// countless small mappings.
-const COMFORTABLE_RANGES: usize = 1024;
-const MAX_GAP: u64 = 512;
+/// So many mappings cost a child of the cut nothing that can be felt.
+const FEW_RANGES: usize = 64;
+/// More than so many can be felt more than any number of pages.
+const MANY_RANGES: usize = 1024;
+/// Gaps may always add so many pages.
+const SOME_PAGES: u64 = 256;
 
 /// The pages to look at, in order. Those that turn out to be zero are left out of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,15 +40,37 @@ pub fn plan_full(private: Vec<PageRange>, image: Option<&ImageLayers>) -> WriteP
     }
 }
 
-/// The pages the VM has made its own, and small gaps between them.
+/// The pages the VM has made its own, and gaps between them: each range costs every child of the cut a
+/// mapping, so the smallest gaps are filled until there are few ranges, or as many pages again.
 pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
-    let mut gap = 1;
-    let mut ranges = join(private, 0);
-    while ranges.len() > COMFORTABLE_RANGES && gap <= MAX_GAP {
-        ranges = join(ranges, gap);
-        gap *= 2;
+    let ranges = join(private, 0);
+    let own: u64 = ranges.iter().map(|range| range.count).sum();
+    // Each gap with the number of the range after it.
+    let mut gaps: Vec<(u64, usize)> = ranges
+        .windows(2)
+        .zip(1..)
+        .map(|(pair, after)| (pair[1].first - pair[0].end(), after))
+        .collect();
+    gaps.sort_unstable();
+    let (mut left, mut filled) = (ranges.len(), 0);
+    let mut joined = vec![false; ranges.len()];
+    for (gap, after) in gaps {
+        let dear = filled + gap > own.max(SOME_PAGES);
+        if left <= FEW_RANGES || (dear && left <= MANY_RANGES) {
+            break;
+        }
+        filled += gap;
+        left -= 1;
+        joined[after] = true;
     }
-    WritePlan { ranges }
+    let mut out: Vec<PageRange> = Vec::with_capacity(left);
+    for (range, joined) in ranges.into_iter().zip(joined) {
+        match out.last_mut() {
+            Some(last) if joined => last.count = range.end() - last.first,
+            _ => out.push(range),
+        }
+    }
+    WritePlan { ranges: out }
 }
 
 /// Joins sorted ranges that overlap or lie at most `gap` pages apart.
@@ -124,9 +148,25 @@ mod tests {
 
     #[test]
     fn many_ranges_are_joined_over_small_gaps() {
-        let private: Vec<_> = (0..4000).map(|n| range(n * 3, 1)).collect();
+        let private: Vec<_> = (0..4000).map(|n| range(n * 2, 1)).collect();
         let plan = plan_changed(private);
-        assert_eq!(plan.ranges, [range(0, 3999 * 3 + 1)]);
+        assert_eq!(plan.ranges.len(), FEW_RANGES);
+        assert!(plan.pages() < 8000);
+    }
+
+    #[test]
+    fn far_away_pages_stay_apart() {
+        let mut private: Vec<_> = (0..200).map(|n| range(n * 3, 1)).collect();
+        private.extend((1..200).map(|n| range(n * 10_000, 1)));
+        let plan = plan_changed(private);
+        assert_eq!(plan.ranges.first(), Some(&range(0, 199 * 3 + 1)));
+        assert_eq!(plan.ranges.len(), 200);
+    }
+
+    #[test]
+    fn there_are_never_too_many() {
+        let private: Vec<_> = (0..5000).map(|n| range(n * 1000, 1)).collect();
+        assert_eq!(plan_changed(private).ranges.len(), MANY_RANGES);
     }
 
     #[test]

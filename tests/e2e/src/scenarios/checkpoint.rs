@@ -50,9 +50,9 @@ pub async fn a_session_is_what_it_was(run: Run) -> anyhow::Result<()> {
         for at in [older, number] {
             let (point, seen) = points.get(at).context("there is such a point")?;
             pauses.push(vm.rollback(point).await?.pause_us);
-            is_as(&vm, seen).await.with_context(|| {
-                format!("after going back to point {at} of {}", points.len())
-            })?;
+            is_as(&vm, seen)
+                .await
+                .with_context(|| format!("after going back to point {at} of {}", points.len()))?;
         }
     }
     pauses.sort_unstable();

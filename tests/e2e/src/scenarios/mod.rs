@@ -3,6 +3,7 @@
 mod boot;
 mod boot_time;
 mod branch;
+mod checkpoint;
 mod disk;
 mod exec;
 mod files;
@@ -57,6 +58,7 @@ fn long() -> Vec<Scenario> {
     list![
         boot_time: against_qemu;
         branch: consistent_under_load;
+        checkpoint: a_session_is_what_it_was;
     ]
 }
 

@@ -32,16 +32,27 @@ class Client:
     def __init__(self):
         self.http = http.client.HTTPConnection(HOST, timeout=300)
 
+    def send(self, method, path, payload, headers):
+        """Once more on a new connection if the old one was cut: the machine's network does that now and then."""
+        for last in (False, True):
+            try:
+                self.http.request(method, path, payload, headers)
+                answer = self.http.getresponse()
+                return answer, answer.read()
+            except (ConnectionResetError, http.client.RemoteDisconnected):
+                self.http.close()
+                with lock:
+                    counts["connection cut: sent again"] += 1
+                    if last or counts["connection cut: sent again"] > 1 + REQUESTS // 200:
+                        raise
+
     def ask(self, kind, method, path, body=None, also=()):
         begin = time.monotonic()
         payload = None if body is None else json.dumps(body)
         headers = {} if body is None else {"content-type": "application/json"}
         try:
-            self.http.request(method, path, payload, headers)
-            answer = self.http.getresponse()
-            text = answer.read()
+            answer, text = self.send(method, path, payload, headers)
         except (OSError, http.client.HTTPException) as error:
-            self.http.close()
             with lock:
                 wrong.append((kind, repr(error)))
             return None

@@ -86,19 +86,28 @@ pub fn writing_info(app: &App, tag: &Tag, writing: &Writing) -> SnapshotInfo {
 /// Every snapshot, each once, in the order of their names.
 pub async fn list(app: &Arc<App>) -> Result<Vec<SnapshotInfo>, Error> {
     app.blocking(|app| {
+        // First, so that no tag is missed on its way from here to the store.
+        let writing = app.writing.list();
+        let held = |tag: &Tag| {
+            let mut busy = writing
+                .iter()
+                .filter(|(_, writing)| writing.failure.is_none());
+            busy.any(|(found, _)| found == tag)
+        };
         let mut all: Vec<SnapshotInfo> = app
             .store
             .list()
             .iter()
-            .filter(|entry| !is_hidden(entry.tag()))
+            .filter(|entry| !is_hidden(entry.tag()) && !held(entry.tag()))
             .map(|entry| match entry {
                 Entry::Whole(manifest) => info(app, manifest),
                 Entry::Broken { tag, problem } => broken_info(app, tag, problem),
             })
             .collect();
-        for (tag, writing) in app.writing.list() {
-            if !is_hidden(&tag) && !app.store.contains(&tag) {
-                all.push(writing_info(app, &tag, &writing));
+        for (tag, writing) in &writing {
+            // Until the writer lets go of it, a tag is not there for others.
+            if !is_hidden(tag) && (writing.failure.is_none() || !app.store.contains(tag)) {
+                all.push(writing_info(app, tag, writing));
             }
         }
         all.sort_by(|a, b| a.tag.cmp(&b.tag));

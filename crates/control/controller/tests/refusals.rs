@@ -1,0 +1,222 @@
+//! Wrong, missing and oversized input to every route: what people read. `tests/golden/refusals.txt` holds all of it;
+//! with `FORKD_UPDATE_GOLDEN=1` it is written anew, to be read before it is committed.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Request;
+use forkd_controller::app::App;
+use forkd_controller::config::Config;
+use forkd_controller::http::{openapi, router};
+use serde_json::Value;
+use tower::ServiceExt;
+
+const MISSING: &str = "sb-00000001-0000000000000001";
+
+fn app(root: &Path) -> Arc<App> {
+    let config = Config {
+        listen: Vec::new(),
+        data_dir: root.join("data"),
+        run_dir: root.join("run"),
+        state_file: root.join("state.db"),
+        audit_log: None,
+        token_file: None,
+        tls: None,
+        spawn_program: root.join("no-spawn"),
+        image_program: root.join("no-image"),
+        allowed_paths: Vec::new(),
+        branch_concurrency: 4,
+        max_sandboxes: 10,
+        max_sandboxes_per_token: 10,
+        max_requests: 16,
+        requests_per_second: 0,
+        max_lifetime: Some(Duration::from_secs(3600)),
+        disk_limit_bytes: 0,
+        reserve_mib: 0,
+        ready_timeout: Duration::from_secs(1),
+        pool: 0,
+        drain: Duration::from_secs(1),
+    };
+    App::open(config).unwrap().0
+}
+
+/// Bodies that are wrong in a way of their own, with a name.
+fn bodies() -> Vec<(&'static str, Option<&'static str>, String)> {
+    let json = Some("application/json");
+    vec![
+        ("no body", None, String::new()),
+        ("empty JSON body", json, String::new()),
+        ("not JSON", json, "{".into()),
+        ("another type", Some("text/plain"), "{}".into()),
+        ("nothing in it", json, "{}".into()),
+        ("a list", json, "[]".into()),
+        (
+            "too large",
+            json,
+            format!("{{\"x\": \"{}\"}}", "y".repeat(5 << 20)),
+        ),
+    ]
+}
+
+/// Requests with one wrong field each.
+const FIELDS: &[(&str, &str, &str)] = &[
+    ("POST", "/v1/snapshots", r#"{"tag": "a b", "image": "x"}"#),
+    ("POST", "/v1/snapshots", r#"{"tag": "ok"}"#),
+    (
+        "POST",
+        "/v1/snapshots",
+        r#"{"tag": "ok", "kernel": "/no", "rootfs": "/no"}"#,
+    ),
+    (
+        "POST",
+        "/v1/snapshots",
+        r#"{"tag": "ok", "image": "../up"}"#,
+    ),
+    (
+        "POST",
+        "/v1/snapshots",
+        r#"{"tag": "ok", "image": "x", "boot_wait_secs": 99}"#,
+    ),
+    (
+        "POST",
+        "/v1/snapshots",
+        r#"{"tag": "ok", "image": "x", "mem_size_mib": 1}"#,
+    ),
+    (
+        "POST",
+        "/v1/snapshots",
+        r#"{"tag": "ok", "image": "x", "vcpus": 0}"#,
+    ),
+    ("POST", "/v1/sandboxes", r#"{"snapshot_tag": "no-such"}"#),
+    ("POST", "/v1/sandboxes", r#"{"snapshot_tag": "a/b"}"#),
+    ("POST", "/v1/sandboxes", r#"{"snapshot_tag": "x", "n": 0}"#),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "n": 1001}"#,
+    ),
+    ("POST", "/v1/sandboxes", r#"{"snapshot_tag": "x", "n": -1}"#),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "n": "many"}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "timeout_secs": 9999999}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "labels": {"": "x"}}"#,
+    ),
+    (
+        "POST",
+        "/v1/workspaces",
+        r#"{"name": "a b", "snapshot_tag": "x"}"#,
+    ),
+    (
+        "POST",
+        "/v1/workspaces",
+        r#"{"name": "ok", "snapshot_tag": "no-such"}"#,
+    ),
+    ("GET", "/v1/sandboxes?limit=0", ""),
+    ("GET", "/v1/sandboxes?limit=x", ""),
+    ("GET", "/v1/sandboxes?state=asleep", ""),
+    ("DELETE", "/v1/snapshots/x?cascade=1", ""),
+    ("DELETE", "/v1/snapshots/x?cascade=true&force=true", ""),
+    ("GET", "/v1/nothing", ""),
+    ("PUT", "/v1/sandboxes", ""),
+];
+
+async fn line(app: &Arc<App>, name: &str, request: Request<Body>) -> String {
+    let method = request.method().clone();
+    let path = request.uri().to_string();
+    let response = router(Arc::clone(app)).oneshot(request).await.unwrap();
+    let status = response.status();
+    let mut text = format!("{method} {path} {name}\n    {}", status.as_u16());
+    if status.is_success() {
+        // Some go on without end.
+        return text + "\n";
+    }
+    let bytes = axum::body::to_bytes(response.into_body(), 1 << 20)
+        .await
+        .unwrap();
+    let body: Value = serde_json::from_slice(&bytes)
+        .unwrap_or_else(|_| panic!("{method} {path} {name}: {status} without JSON"));
+    let word = |key: &str| body[key].as_str().unwrap_or_default().to_owned();
+    assert!(
+        !word("error").is_empty() && !word("code").is_empty(),
+        "{text}: {body}"
+    );
+    assert!(
+        status.as_u16() < 500 || status.as_u16() == 503,
+        "{text}: {body}"
+    );
+    write!(text, " {}: {}", word("code"), word("error")).unwrap();
+    if !word("hint").is_empty() {
+        write!(text, "\n    hint: {}", word("hint")).unwrap();
+    }
+    text + "\n"
+}
+
+#[tokio::test]
+async fn everything_wrong_is_answered_so_that_a_person_can_act_on_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let document = serde_json::to_value(openapi()).unwrap();
+    let mut found = String::new();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        // It answers in a shape of its own: what does not work.
+        if path == "/healthz" {
+            continue;
+        }
+        let filled = path
+            .replace("{id}", MISSING)
+            .replace("{tag}", "no-such")
+            .replace("{name}", "no-such")
+            .replace("{pid}", "7");
+        for (method, operation) in operations.as_object().unwrap() {
+            let method = method.to_uppercase();
+            let takes_json = operation["requestBody"]["content"]
+                .get("application/json")
+                .is_some();
+            let cases = if takes_json {
+                bodies()
+            } else {
+                vec![("", None, String::new())]
+            };
+            for (name, kind, body) in cases {
+                let mut request = Request::builder().method(method.as_str()).uri(&filled);
+                if let Some(kind) = kind {
+                    request = request.header("content-type", kind);
+                }
+                let request = request.body(Body::from(body)).unwrap();
+                found += &line(&app, name, request).await;
+            }
+        }
+    }
+    for (method, path, body) in FIELDS {
+        let mut request = Request::builder().method(*method).uri(*path);
+        if !body.is_empty() {
+            request = request.header("content-type", "application/json");
+        }
+        let request = request.body(Body::from(*body)).unwrap();
+        found += &line(&app, body, request).await;
+    }
+    let found = found.replace(&dir.path().display().to_string(), "[DATA]");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/refusals.txt");
+    if std::env::var_os("FORKD_UPDATE_GOLDEN").is_some() {
+        std::fs::create_dir_all(golden.parent().unwrap()).unwrap();
+        std::fs::write(&golden, &found).unwrap();
+    }
+    let kept = std::fs::read_to_string(&golden).unwrap_or_default();
+    for (number, (now, before)) in found.lines().zip(kept.lines()).enumerate() {
+        assert_eq!(now, before, "line {} of {}", number + 1, golden.display());
+    }
+    assert_eq!(found.lines().count(), kept.lines().count());
+}

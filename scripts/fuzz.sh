@@ -19,6 +19,7 @@ if [ ${#targets[@]} -eq 0 ]; then
 fi
 [ ${#targets[@]} -gt 0 ] || die "fuzz/ has no targets"
 
+programs=${CARGO_TARGET_DIR:-$root/fuzz/target}/x86_64-unknown-linux-gnu/release
 logs=$(mktemp -d)
 at_end 'rm -rf "$logs"'
 failed=()
@@ -26,8 +27,9 @@ failed=()
 # What the fuzzer finds goes to the first folder; the inputs kept in the repository are only read.
 fuzz_one() {
     local name=$1 found=$cache/fuzz/$1
-    mkdir -p "$found" "fuzz/corpus/$name"
-    cargo fuzz run --fuzz-dir fuzz "$name" "$found" "fuzz/corpus/$name" -- \
+    mkdir -p "$found" "fuzz/corpus/$name" "fuzz/artifacts/$name"
+    # The program itself: `cargo fuzz run` would build it again if a file has changed meanwhile.
+    "$programs/$name" "$found" "fuzz/corpus/$name" -artifact_prefix="fuzz/artifacts/$name/" \
         -max_total_time="$seconds" -print_final_stats=1 >"$logs/$name" 2>&1
 }
 

@@ -26,7 +26,7 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
         .await?;
     let mut pauses = Vec::new();
     let mut count = 0;
-    for number in 0..times(5, 200) {
+    for number in 0..times(2, 200) {
         count = advances(&source, count).await?;
         let cut = source.branch().await?;
         pauses.push(cut.report.pause_us);

@@ -39,7 +39,7 @@ pub async fn a_session_is_what_it_was(run: Run) -> anyhow::Result<()> {
     vm.eval(SESSION).await?;
     let mut points: Vec<(Point, serde_json::Value)> = Vec::new();
     let mut pauses = Vec::new();
-    for number in 0..times(3, 50) {
+    for number in 0..times(2, 50) {
         vm.eval(&format!("step({number})")).await?;
         let seen = vm.eval("look()").await?;
         let point = vm.checkpoint().await?;

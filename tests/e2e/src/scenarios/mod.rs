@@ -50,6 +50,8 @@ fn everyday() -> Vec<Scenario> {
         fork: many_children, two_vcpus, four_vcpus, busy_disk_and_grandchildren;
         unique: children_share_nothing;
         snapshot_safety: damaged_snapshots_are_refused, killed_while_it_writes;
+        branch: consistent_under_load;
+        checkpoint: a_session_is_what_it_was;
     ]
 }
 
@@ -57,8 +59,6 @@ fn everyday() -> Vec<Scenario> {
 fn long() -> Vec<Scenario> {
     list![
         boot_time: against_qemu;
-        branch: consistent_under_load;
-        checkpoint: a_session_is_what_it_was;
     ]
 }
 

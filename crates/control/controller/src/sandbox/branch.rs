@@ -13,13 +13,14 @@ use forkd_store::{
 use forkd_vmm_proto::{Command, CutReport, CutSpec, Event, Reply, StopCause};
 use tokio::sync::oneshot;
 
+use super::checkpoint::{NewLayer, new_layers};
 use super::driver::Owned;
 use super::state::Step;
 use crate::app::App;
 use crate::clock;
 use crate::db::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
 use crate::error::Error;
-use crate::launch::{FdList, NewDisk};
+use crate::launch::FdList;
 use crate::writing::Claimed;
 
 /// Layers of memory after which a cut writes all of it: every layer is a descriptor and a mapping.
@@ -137,7 +138,7 @@ struct Files {
     memory: File,
     index: Option<File>,
     /// Slot, name and file of each new layer.
-    layers: Vec<(usize, String, File)>,
+    layers: Vec<NewLayer>,
 }
 
 impl Cut<'_> {
@@ -186,25 +187,7 @@ impl Cut<'_> {
             let state = create("state")?;
             let memory = create("memory")?;
             let index = index.then(|| create("index")).transpose()?;
-            let mut layers = Vec::new();
-            for (slot, disk) in record
-                .disks
-                .iter()
-                .enumerate()
-                .filter(|(_, d)| !d.read_only)
-            {
-                let new = NewDisk {
-                    slot,
-                    size: disk.base.bytes,
-                };
-                let (name, file) = app.dirs.new_layer(
-                    &record.id,
-                    new,
-                    record.layer_number(disk),
-                    app.config.disk_limit_bytes,
-                )?;
-                layers.push((slot, name, file));
-            }
+            let layers = new_layers(app, &record)?;
             Ok(Files {
                 staging,
                 state,

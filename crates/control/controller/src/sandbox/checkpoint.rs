@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::driver::Owned;
 use super::identity;
 use super::state::Step;
+use crate::app::App;
 use crate::clock;
 use crate::db::{CheckpointRecord, LayerRef, SandboxRecord};
 use crate::error::Error;
@@ -105,7 +106,7 @@ struct Work<'a> {
 }
 
 /// Slot, name and file of a new layer.
-type NewLayer = (usize, String, File);
+pub(super) type NewLayer = (usize, String, File);
 
 impl Work<'_> {
     async fn make(&mut self, name: Option<String>) -> Result<CheckpointInfo, Error> {
@@ -425,7 +426,7 @@ fn refused(error: &Error) -> bool {
 }
 
 /// New, empty layers for the writable disks.
-fn new_layers(app: &crate::app::App, record: &SandboxRecord) -> Result<Vec<NewLayer>, Error> {
+pub(super) fn new_layers(app: &App, record: &SandboxRecord) -> Result<Vec<NewLayer>, Error> {
     let mut layers = Vec::new();
     for (slot, disk) in record
         .disks

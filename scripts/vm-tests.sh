@@ -72,13 +72,18 @@ push_assets() {
 start_machine() {
     take_slot
     at_end 'say "    stopping the machine"; "$bin/forkd" machine stop >/dev/null 7>&-'
+    fill_machine
+}
+
+fill_machine() {
     machine start --port 0
     run push_assets
     machine cp "$bin/forkd-e2e" ":$test_program"
 }
 
 # An emulated machine may lock up; it ends then (see the command line of its kernel). No scenario can be blamed for that,
-# and none is let off for it: what has not come to its end runs again in a new machine.
+# and none is let off for it: what has not come to its end runs again in a new machine. Scenarios run one at a time, which
+# makes it rarer.
 in_machine() {
     local variables=(--env "FORKD_ASSETS=$inside") log skip status try
     if [ -n "$soak" ]; then variables+=(--env FORKD_SOAK=1); fi
@@ -87,11 +92,11 @@ in_machine() {
     for try in 1 2 3; do
         mapfile -t skip < <(sed -nE 's/^test ([a-z_:]+) +\.\.\. (ok|FAILED)$/\1/p' "$log" | sed 's/^/--skip=/')
         status=0
-        machine exec --no-sync "${variables[@]}" -- "$test_program" "$@" "${skip[@]}" > >(tee -a "$log") || status=$?
+        machine exec --no-sync "${variables[@]}" -- "$test_program" --test-threads=1 "$@" "${skip[@]}" > >(tee -a "$log") || status=$?
         wait $! || true
         if [ "$status" -eq 0 ] || ! machine_is_lost; then break; fi
         say "    the machine is lost (try $try of 3); its console says:"
-        "$bin/forkd" machine logs </dev/null 7>&- | tail -n 5 >&2
+        "$bin/forkd" machine logs </dev/null 7>&- | grep -aE 'BUG|panic|RIP|Comm:' | tail -n 8 >&2 || true
         start_again
     done
     # `--list` runs nothing.
@@ -104,7 +109,7 @@ machine_is_lost() { ! timeout 60 "$bin/forkd" machine exec --no-sync -- true </d
 
 start_again() {
     "$bin/forkd" machine stop </dev/null >/dev/null 2>&1 7>&- || true
-    machine start --port 0
+    fill_machine
 }
 
 # ---- soak

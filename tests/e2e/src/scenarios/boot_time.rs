@@ -40,7 +40,7 @@ pub async fn against_qemu(run: Run) -> anyhow::Result<()> {
         vm.stop().await?;
     }
     if let Some(missing) = qemu_lacks() {
-        println!(
+        eprintln!(
             "boot to ready: ours {}; QEMU is left out: {missing}",
             show(&ours)
         );
@@ -51,7 +51,7 @@ pub async fn against_qemu(run: Run) -> anyhow::Result<()> {
         let assets = run.kit.assets.clone();
         theirs.push(tokio::task::spawn_blocking(move || qemu(&assets)).await??);
     }
-    println!(
+    eprintln!(
         "boot to ready, {MEMORY} MiB, 1 vCPU, the same kernel and initramfs: ours {}, QEMU microvm {}",
         show(&ours),
         show(&theirs)

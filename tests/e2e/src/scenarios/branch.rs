@@ -41,7 +41,7 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
     let text = source.sh(&format!("cat {CHAIN}")).await?;
     let last = check_chain(&text)?;
     pauses.sort_unstable();
-    println!(
+    eprintln!(
         "{} branches under load, {last} rounds; pauses of {:?} to {:?} us",
         pauses.len(),
         pauses.first(),

@@ -56,7 +56,7 @@ pub async fn a_session_is_what_it_was(run: Run) -> anyhow::Result<()> {
         }
     }
     pauses.sort_unstable();
-    println!(
+    eprintln!(
         "{} roll-backs; pauses of {:?} to {:?} us",
         pauses.len(),
         pauses.first(),

@@ -50,7 +50,7 @@ pub async fn many_children(run: Run) -> anyhow::Result<()> {
             procfs::memory(child.pid()).map(|memory| memory.own_pss + memory.guest_pss)
         })
         .sum::<anyhow::Result<u64>>()?;
-    println!(
+    eprintln!(
         "{count} children alive: {} KiB of memory each (PSS of the VMM, guest included)",
         memory / count as u64
     );

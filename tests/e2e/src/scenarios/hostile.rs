@@ -135,7 +135,7 @@ pub async fn rubbish_in_registers_and_queues(run: Run) -> anyhow::Result<()> {
         .python(RUBBISH, &args.each_ref().map(String::as_str))
         .await
         .with_context(|| format!("seed {seed}"))?;
-    println!("rubbish with seed {seed}: {}", said.replace('\n', ", "));
+    eprintln!("rubbish with seed {seed}: {}", said.replace('\n', ", "));
     ensure!(vm.sh("echo here").await? == "here", "the agent is gone");
     does_not_spin(&vm).await?;
 

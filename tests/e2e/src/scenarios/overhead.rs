@@ -17,7 +17,7 @@ pub async fn memory_of_the_vmm(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(options).await?;
     vm.sh("true").await?;
     let memory = procfs::memory(vm.pid())?;
-    println!(
+    eprintln!(
         "VMM: {} KiB besides {} KiB of guest memory",
         memory.own_pss, memory.guest_pss
     );

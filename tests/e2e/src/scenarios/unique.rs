@@ -92,7 +92,7 @@ pub async fn children_share_nothing(run: Run) -> anyhow::Result<()> {
     }
     all_different(&of_parent, &seen)?;
     offsets.sort();
-    println!(
+    eprintln!(
         "wall clock of {count} children against the host's: {:?} to {:?} ms",
         offsets.first(),
         offsets.last()

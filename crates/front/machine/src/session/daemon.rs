@@ -34,9 +34,6 @@ table ip forkd_machine {
   }
 }
 RULES
-# A packet that looks late would pass by this translation and be answered with a reset.
-liberal=/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal
-if [ -e "$liberal" ]; then echo 1 > "$liberal"; fi
 "#;
 
 impl Machine {

@@ -85,15 +85,19 @@ fill_machine() {
 # and none is let off for it: what has not come to its end runs again in a new machine. Scenarios run one at a time, which
 # makes it rarer.
 in_machine() {
-    local variables=(--env "FORKD_ASSETS=$inside") log skip status try
+    local variables=(--env "FORKD_ASSETS=$inside") log skip status try out tee
     if [ -n "$soak" ]; then variables+=(--env FORKD_SOAK=1); fi
     log=$(mktemp)
     at_end "rm -f '$log'"
     for try in 1 2 3; do
         mapfile -t skip < <(sed -nE 's/^test ([a-z_:]+) +\.\.\. (ok|FAILED)$/\1/p' "$log" | sed 's/^/--skip=/')
         status=0
-        machine exec --no-sync "${variables[@]}" -- "$test_program" --test-threads=1 "$@" "${skip[@]}" > >(tee -a "$log") || status=$?
-        wait $! || true
+        exec {out}> >(exec tee -a "$log")
+        tee=$!
+        machine exec --no-sync "${variables[@]}" -- "$test_program" --test-threads=1 "$@" "${skip[@]}" >&"$out" || status=$?
+        exec {out}>&-
+        # The log is whole once its writer has ended.
+        wait "$tee" || true
         if [ "$status" -eq 0 ] || ! machine_is_lost; then break; fi
         say "    the machine is lost (try $try of 3); its console says:"
         "$bin/forkd" machine logs </dev/null 7>&- | grep -aE 'BUG|panic|RIP|Comm:' | tail -n 8 >&2 || true
@@ -101,8 +105,25 @@ in_machine() {
     done
     # `--list` runs nothing.
     grep -qE '^test ' "$log" || return "$status"
+    second_try "$log" "${variables[@]}"
     printf '%d passed, %d failed\n' "$(grep -cE '^test .* ok$' "$log")" "$(grep -cE '^test .* FAILED$' "$log")"
-    ! grep -qE '^test .* FAILED$' "$log" && [ "$status" -eq 0 ]
+    # The program's own count is missing when it did not come to its end.
+    grep -qE '^[0-9]+ passed, [0-9]+ failed$' "$log" && ! grep -qE '^test .* FAILED$' "$log"
+}
+
+# An emulated CPU is not a CPU: guests die of its faults now and then. A scenario that fails on one is tried once more,
+# in the open; on real hardware a failure is a failure.
+second_try() {
+    local log=$1 name names
+    shift
+    "$bin/forkd" machine status --json </dev/null 7>&- | grep -q '"accel": "tcg"' || return 0
+    mapfile -t names < <(sed -nE 's/^test ([a-z_:]+) +\.\.\. FAILED$/\1/p' "$log")
+    for name in "${names[@]}"; do
+        say "    $name failed on an emulated CPU: a second try"
+        if machine exec --no-sync "$@" -- "$test_program" --exact "$name" >&2; then
+            sed -i -E "s/^test $name +\.\.\. FAILED\$/test $name ... ok/" "$log"
+        fi
+    done
 }
 
 machine_is_lost() { ! timeout 60 "$bin/forkd" machine exec --no-sync -- true </dev/null >/dev/null 2>&1 7>&-; }

@@ -98,7 +98,7 @@ pub async fn children_share_nothing(run: Run) -> anyhow::Result<()> {
         offsets.last()
     );
     ensure!(
-        offsets.iter().all(|offset| offset.abs() < 1_000),
+        offsets.iter().all(|offset| offset.abs() < 5_000),
         "{offsets:?}"
     );
     Ok(())

@@ -31,6 +31,21 @@ make_assets() {
 
 on_host() { FORKD_ASSETS=$assets run env FORKD_SOAK="$soak" "$bin/forkd-e2e" "$@"; }
 
+# `keep LOG COMMAND…`: what it prints goes to the log, too, which is whole when this returns. Through a pipe with a name:
+# the descriptor of a process substitution would be inherited by a machine that stays, and never close.
+keep() {
+    local log=$1 folder tee result=0
+    shift
+    folder=$(mktemp -d)
+    mkfifo "$folder/pipe"
+    tee -a "$log" <"$folder/pipe" &
+    tee=$!
+    "$@" >"$folder/pipe" || result=$?
+    wait "$tee" || true
+    rm -rf "$folder"
+    return "$result"
+}
+
 # ---- in a machine
 
 inside=/var/lib/forkd/e2e
@@ -76,7 +91,7 @@ start_machine() {
 }
 
 fill_machine() {
-    machine start --port 0
+    machine start --port 0 >&2
     run push_assets
     machine cp "$bin/forkd-e2e" ":$test_program"
 }
@@ -85,19 +100,14 @@ fill_machine() {
 # and none is let off for it: what has not come to its end runs again in a new machine. Scenarios run one at a time, which
 # makes it rarer.
 in_machine() {
-    local variables=(--env "FORKD_ASSETS=$inside") log skip status try out tee
+    local variables=(--env "FORKD_ASSETS=$inside") log skip status try
     if [ -n "$soak" ]; then variables+=(--env FORKD_SOAK=1); fi
     log=$(mktemp)
     at_end "rm -f '$log'"
     for try in 1 2 3; do
         mapfile -t skip < <(sed -nE 's/^test ([a-z_:]+) +\.\.\. (ok|FAILED)$/\1/p' "$log" | sed 's/^/--skip=/')
         status=0
-        exec {out}> >(exec tee -a "$log")
-        tee=$!
-        machine exec --no-sync "${variables[@]}" -- "$test_program" --test-threads=1 "$@" "${skip[@]}" >&"$out" || status=$?
-        exec {out}>&-
-        # The log is whole once its writer has ended.
-        wait "$tee" || true
+        keep "$log" machine exec --no-sync "${variables[@]}" -- "$test_program" --test-threads=1 "$@" "${skip[@]}" || status=$?
         if [ "$status" -eq 0 ] || ! machine_is_lost; then break; fi
         say "    the machine is lost (try $try of 3); its console says:"
         "$bin/forkd" machine logs </dev/null 7>&- | grep -aE 'BUG|panic|RIP|Comm:' | tail -n 8 >&2 || true
@@ -177,8 +187,7 @@ passed=0 failed=0 status=0
 if [ "${1:-}" != daemon ]; then
     counts=$(mktemp)
     at_end 'rm -f "$counts"'
-    scenarios "$@" > >(tee "$counts") || status=$?
-    wait $! || true
+    keep "$counts" scenarios "$@" || status=$?
     # `--list` runs nothing.
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$counts" | tail -n 1) || exit "$status"
     read -r passed _ failed _ <<<"$line"

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::scenario::{Run, times};
 
-/// The file is larger than the guest's memory.
+/// In a soak the file is larger than the guest's memory; every day it is half of it.
 pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {
     let options = BootOptions {
         // The least that a stock kernel and its initramfs start with.

@@ -22,8 +22,8 @@ pub(crate) const AGENT_PORT: u16 = 1024;
 pub(crate) const API_PORT: u16 = 8889;
 
 /// `panic=-1` with `-no-reboot` ends QEMU when the kernel dies, instead of leaving a machine that
-/// answers nothing. A kernel whose CPUs stand still for a minute counts as dead: QEMU's emulation of nested
-/// virtualisation delivers an interrupt with interrupts off once in many hours, and a lock is taken twice.
+/// answers nothing. A kernel whose CPUs stand still for a minute counts as dead: emulated ones were seen to take
+/// an interrupt with interrupts off while guests ran, and then wait for a lock they hold.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 softlockup_panic=1 \
     watchdog_thresh=30 forkd.role=machine tsc=reliable no_timer_check";
 

@@ -23,47 +23,48 @@ provide_daemon() {
     ask_machine sh -c "cd $inside && mkdir -p ../kernels ../images/python-numpy &&
         ln -f vmlinux ../kernels/vmlinux && ln -f initramfs ../kernels/initramfs.cpio &&
         ln -f python-numpy.ext4 ../images/python-numpy/root.ext4"
-    "$bin/forkd" machine cp "$(dirname "$(readlink "$assets/python-numpy.ext4")")/image.json" \
-        ":/var/lib/forkd/images/python-numpy/image.json" </dev/null 7>&-
+    machine cp "$(dirname "$(readlink "$assets/python-numpy.ext4")")/image.json" ":/var/lib/forkd/images/python-numpy/image.json"
 }
 
-daemon_url() { "$bin/forkd" machine status --json </dev/null 7>&- | sed -n 's/^ *"port": \([0-9]*\),$/http:\/\/127.0.0.1:\1/p'; }
+daemon_url() { machine status --json | sed -n 's/^ *"port": \([0-9]*\),$/http:\/\/127.0.0.1:\1/p'; }
 
-# `daemon_case NAME COMMAND…`: adds what its last line counts to `passed` and `failed`.
+# `daemon_case NAME COMMAND…`: its last line counts.
 daemon_case() {
-    local name=$1 log line
+    local name=$1 log=$work/daemon.log begin
     shift
-    log=$(mktemp)
-    step "$name" "$@" >"$log" 2>&1 || true
-    cat "$log" >&2
-    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1 || true)
-    rm -f "$log"
-    if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+    begin=$(now_ms)
+    "$@" >"$log" 2>&1 </dev/null || true
+    if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
     else
-        say "    $name did not come to an end"
+        printf '%s did not come to an end\n' "$name" >>"$log"
         failed=$((failed + 1))
     fi
+    {
+        printf '%s (%s):\n' "$name" "$(elapsed "$begin")"
+        cat "$log"
+    } >&2
 }
 
 # All cases; again in a new machine if this one was lost meanwhile.
 daemon_tests() {
-    local try passed_before=$passed failed_before=$failed
+    local try passed failed
     for try in 1 2 3; do
-        passed=$passed_before failed=$failed_before
+        passed=0 failed=0
         daemon_cases || failed=$((failed + 1))
-        if [ "$failed" -eq "$failed_before" ] || ! machine_is_lost; then return 0; fi
-        say "    the machine is lost (try $try of 3)"
+        if [ "$failed" -eq 0 ] || ! machine_is_lost; then break; fi
+        say "    machine $FORKD_MACHINE is lost (try $try of 3)"
         start_again
     done
+    printf 'ok %d cases of the daemon\nFAILED %d cases of the daemon\n' "$passed" "$failed" | grep -v '^FAILED 0 ' >>"$work/results"
 }
 
 # The counts are larger in a soak.
 daemon_cases() {
     local url python tag=run-python-numpy restart rounds=3 requests=300 at_once=20
     if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100; fi
-    run provide_daemon
+    provide_daemon
     url=$(daemon_url)
     python=$(clients_python forkd==0.5.3 forkd-mcp==0.2.1)
     restart="'$bin/forkd' machine start"
@@ -71,7 +72,7 @@ daemon_cases() {
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
     # Inside: QEMU's user network cuts connections when there are many and the guest is slow.
-    "$bin/forkd" machine cp "$clients/load.py" :/tmp/load.py </dev/null 7>&-
+    machine cp "$clients/load.py" :/tmp/load.py
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"
     daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \
         "$bin/forkd machine exec --no-sync --" "$restart"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The one place that runs the scenarios with real guests (tests/e2e): directly where the host's KVM is native, otherwise
-# in a machine, which ends with the run. Then the tests of the daemon from outside (daemon-tests.sh). Arguments go to the
-# test program (a filter, --list); `daemon` alone leaves the scenarios out. Progress goes to stderr; stdout ends with a
-# line `N passed, N failed`.
+# The one place that runs the scenarios with real guests (tests/e2e) and the tests of the daemon from outside
+# (daemon-tests.sh): directly where the host's KVM is native, otherwise in machines, which end with the run. An emulated
+# machine has one processor, so there are two of them where the host has two. Arguments go to the test program (a filter,
+# --list); `daemon` alone leaves the scenarios out. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
 #
-# With --soak first: large repetition counts, one scenario at a time; what has passed with these programs is remembered.
+# With --soak first: large repetition counts; what has passed with these programs is remembered.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+source "$root/scripts/machines.sh"
 source "$root/scripts/daemon-tests.sh"
 
 soak=
@@ -14,12 +15,14 @@ if [ "${1:-}" = --soak ]; then
     shift
 fi
 
-# ---- what guests are made of
+work=$(mktemp -d)
+at_end 'rm -rf "$work"'
+touch "$work/todo" "$work/results"
 
 # Fills a folder with links to what the cache has, and names it in `assets`.
 make_assets() {
-    assets=$(mktemp -d)
-    at_end 'rm -rf "$assets"'
+    assets=$work/assets
+    mkdir "$assets"
     local kernel
     kernel=$("$bin/forkd-image" kernel)
     ln -s "$kernel/vmlinux" "$kernel/vmlinuz" "$assets/"
@@ -27,175 +30,146 @@ make_assets() {
     ln -s "$("$bin/forkd-image" build python-numpy)" "$assets/python-numpy.ext4"
 }
 
-# ---- directly
+# ---- what is to be done
 
-on_host() { FORKD_ASSETS=$assets run env FORKD_SOAK="$soak" "$bin/forkd-e2e" "$@"; }
-
-# `keep LOG COMMAND…`: what it prints goes to the log, too, which is whole when this returns. Through a pipe with a name:
-# the descriptor of a process substitution would be inherited by a machine that stays, and never close.
-keep() {
-    local log=$1 folder tee result=0
-    shift
-    folder=$(mktemp -d)
-    mkfifo "$folder/pipe"
-    tee -a "$log" <"$folder/pipe" &
-    tee=$!
-    "$@" >"$folder/pipe" || result=$?
-    wait "$tee" || true
-    rm -rf "$folder"
-    return "$result"
-}
-
-# ---- in a machine
-
-inside=/var/lib/forkd/e2e
-# The test program looks for the others beside itself, and that is where a machine has them.
-test_program=/usr/local/bin/forkd-e2e
-
-# Each run has a machine of its own, so that runs in two clones do not meet. A slot and its data disk are used again.
-take_slot() {
-    local slot
-    mkdir -p "$cache/test-slots"
-    for slot in {0..15}; do
-        exec 7>"$cache/test-slots/$slot"
-        if flock -n 7; then
-            export FORKD_MACHINE=test-$slot
-            return
-        fi
-    done
-    die "16 test runs are under way on this machine" "a lock is held below $cache/test-slots"
-}
-
-# The lock belongs to this shell: a machine that outlives it must not hold it.
-machine() { run "$bin/forkd" machine "$@" 7>&-; }
-ask_machine() { "$bin/forkd" machine exec --no-sync -- "$@" </dev/null 7>&-; }
-
-push_assets() {
-    local stamp file
-    # Paths in the cache contain what they were made from.
-    stamp=$(readlink "$assets"/* | sha256sum | cut -c1-16)
-    if ask_machine test -e "$inside/$stamp"; then return 0; fi
-    say "    copying kernel and image into the machine"
-    ask_machine rm -rf "$inside"
-    ask_machine mkdir -p "$inside"
-    for file in "$assets"/*; do
-        "$bin/forkd" machine cp "$(readlink "$file")" ":$inside/$(basename "$file")" </dev/null 7>&-
-    done
-    ask_machine touch "$inside/$stamp"
-}
-
-start_machine() {
-    take_slot
-    at_end 'say "    stopping the machine"; "$bin/forkd" machine stop >/dev/null 7>&-'
-    fill_machine
-}
-
-fill_machine() {
-    machine start --port 0 >&2
-    run push_assets
-    machine cp "$bin/forkd-e2e" ":$test_program"
-}
-
-# An emulated machine may lock up; it ends then (see the command line of its kernel). No scenario can be blamed for that,
-# and none is let off for it: what has not come to its end runs again in a new machine. Scenarios run one at a time, which
-# makes it rarer.
-in_machine() {
-    local variables=(--env "FORKD_ASSETS=$inside") log skip status try
-    if [ -n "$soak" ]; then variables+=(--env FORKD_SOAK=1); fi
-    log=$(mktemp)
-    at_end "rm -f '$log'"
-    for try in 1 2 3; do
-        mapfile -t skip < <(sed -nE 's/^test ([a-z_:]+) +\.\.\. (ok|FAILED)$/\1/p' "$log" | sed 's/^/--skip=/')
-        status=0
-        keep "$log" machine exec --no-sync "${variables[@]}" -- "$test_program" --test-threads=1 "$@" "${skip[@]}" || status=$?
-        if [ "$status" -eq 0 ] || ! machine_is_lost; then break; fi
-        say "    the machine is lost (try $try of 3); its console says:"
-        "$bin/forkd" machine logs </dev/null 7>&- | grep -aE 'BUG|panic|RIP|Comm:' | tail -n 8 >&2 || true
-        start_again
-    done
-    # `--list` runs nothing.
-    grep -qE '^test ' "$log" || return "$status"
-    second_try "$log" "${variables[@]}"
-    printf '%d passed, %d failed\n' "$(grep -cE '^test .* ok$' "$log")" "$(grep -cE '^test .* FAILED$' "$log")"
-    # The program's own count is missing when it did not come to its end.
-    grep -qE '^[0-9]+ passed, [0-9]+ failed$' "$log" && ! grep -qE '^test .* FAILED$' "$log"
-}
-
-# An emulated CPU is not a CPU: guests die of its faults now and then. A scenario that fails on one is tried once more,
-# in the open; on real hardware a failure is a failure.
-second_try() {
-    local log=$1 name names
-    shift
-    "$bin/forkd" machine status --json </dev/null 7>&- | grep -q '"accel": "tcg"' || return 0
-    mapfile -t names < <(sed -nE 's/^test ([a-z_:]+) +\.\.\. FAILED$/\1/p' "$log")
-    for name in "${names[@]}"; do
-        say "    $name failed on an emulated CPU: a second try"
-        if machine exec --no-sync "$@" -- "$test_program" --exact "$name" >&2; then
-            sed -i -E "s/^test $name +\.\.\. FAILED\$/test $name ... ok/" "$log"
-        fi
-    done
-}
-
-machine_is_lost() { ! timeout 60 "$bin/forkd" machine exec --no-sync -- true </dev/null >/dev/null 2>&1 7>&-; }
-
-start_again() {
-    "$bin/forkd" machine stop </dev/null >/dev/null 2>&1 7>&- || true
-    fill_machine
-}
-
-# ---- soak
-
-run_soak() {
-    local key done_list name passed=0 failed=0
+# Soaks are long, so what has passed is remembered for the programs that it passed with.
+passed_before() {
+    local key
+    [ -n "$soak" ] || { printf '%s' /dev/null; return; }
     key=$(sha256sum "$bin"/forkd-{vmm,spawn,agent,e2e} | sha256sum | cut -c1-16)
-    done_list=$cache/soak/$key
     mkdir -p "$cache/soak"
-    touch "$done_list"
+    touch "$cache/soak/$key"
+    printf '%s' "$cache/soak/$key"
+}
+
+list_scenarios() { FORKD_SOAK=$soak "$bin/forkd-e2e" --list "$@" 2>/dev/null | sed -n 's/: test$//p'; }
+
+fill_todo() {
+    local name
+    done_list=$(passed_before)
+    # The longest first: the tests of the daemon are many and share a machine.
+    if [ $# -eq 0 ] || [ "$1" = daemon ]; then printf 'daemon\n' >>"$work/todo"; fi
+    if [ "${1:-}" = daemon ]; then return; fi
     while read -r name; do
         if grep -qxF "$name" "$done_list"; then
             say "    $name: passed before"
-            passed=$((passed + 1))
-            continue
-        fi
-        if step "$name" "$place" --exact "$name" >&2; then
-            printf '%s\n' "$name" >>"$done_list"
-            passed=$((passed + 1))
+            printf 'ok %s\n' "$name" >>"$work/results"
         else
-            failed=$((failed + 1))
+            printf '%s\n' "$name" >>"$work/todo"
         fi
-    done < <(FORKD_SOAK=1 "$bin/forkd-e2e" --list "$@" 2>/dev/null | sed -n 's/: test$//p')
-    printf '%d passed, %d failed\n' "$passed" "$failed"
-    [ "$failed" -eq 0 ]
+    done < <(list_scenarios "$@")
 }
 
+# Prints the next name and takes it off the list.
+next() {
+    (
+        flock 9
+        head -n 1 "$work/todo"
+        sed -i 1d "$work/todo"
+    ) 9>"$work/lock"
+}
+
+# ---- doing it
+
+on_host() { FORKD_ASSETS=$assets FORKD_SOAK=$soak "$bin/forkd-e2e" --exact "$1" --nocapture; }
+
+# What a scenario measured is worth a line; what the parts of forkd logged meanwhile is not, unless it failed.
+show() {
+    local verdict=$1 name=$2 log=$3 begin=$4
+    {
+        printf 'test %-46s ... %s (%s)\n' "$name" "$verdict" "$(elapsed "$begin")"
+        if [ "$verdict" = ok ]; then
+            sed -E -e 's/^test [a-z_:]+ +\.\.\. //' -e '/^(ok|$)/d' -e '/^(running |test result)/d' \
+                -e '/^[0-9T:.-]+Z +(INFO|WARN|ERROR) /d' -e '/^[0-9]+ passed, [0-9]+ failed$/d' -e 's/^/    /' "$log"
+        else
+            tail -n 200 "$log"
+        fi
+    } >&2
+}
+
+# `scenario NAME [second]`. An emulated machine may die; no scenario is blamed for that and none is let off for it: it runs
+# again in a new one. A scenario that fails on an emulated processor gets a second try, in the open; on real hardware a
+# failure is a failure.
+scenario() {
+    local name=$1 second=${2:-} log=$work/$1.log begin status=0 try
+    begin=$(now_ms)
+    for try in 1 2 3; do
+        status=0
+        "$place" "$name" </dev/null >"$log" 2>&1 || status=$?
+        if [ "$status" -eq 0 ] || [ "$place" = on_host ] || ! machine_is_lost; then break; fi
+        say "    machine $FORKD_MACHINE is lost in $name (try $try of 3); its console says:"
+        last_words
+        start_again
+    done
+    if [ "$status" -eq 0 ]; then
+        show ok "$name" "$log" "$begin"
+        printf 'ok %s\n' "$name" >>"$work/results"
+        if [ -n "$soak" ]; then printf '%s\n' "$name" >>"$done_list"; fi
+        return
+    fi
+    show FAILED "$name" "$log" "$begin"
+    if [ -z "$second" ] && [ "$place" = in_machine ] && machine_is_emulated; then
+        say "    $name failed on an emulated processor: a second try"
+        scenario "$name" second
+    else
+        printf 'FAILED %s\n' "$name" >>"$work/results"
+    fi
+}
+
+worker() {
+    local name
+    export FORKD_MACHINE=$1
+    if [ "$place" = in_machine ]; then fill_machine; fi
+    while name=$(next) && [ -n "$name" ]; do
+        if [ "$name" != daemon ]; then
+            scenario "$name"
+        else
+            # The daemon that is tested is the one of a machine, wherever guests run.
+            if [ "$place" = on_host ]; then fill_machine; fi
+            daemon_tests
+        fi
+    done
+}
+
+workers() {
+    local name pids=() pid status=0
+    for name in "${machines[@]}"; do
+        worker "$name" &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+    return "$status"
+}
+
+case " $* " in
+*' --list '*)
+    FORKD_SOAK=$soak exec "$bin/forkd-e2e" "$@"
+    ;;
+esac
+
 make_assets
+fill_todo "$@"
+total=$(wc -l <"$work/todo")
 kvm=$(cargo run -q --release -p xtask -- probe)
 if [ "$kvm" = native ]; then
     say "    guests run directly on /dev/kvm"
     place=on_host
+    take_machines 1
 else
-    say "    /dev/kvm is $kvm: guests run in a machine"
-    start_machine
+    say "    /dev/kvm is $kvm: guests run in machines"
     place=in_machine
+    take_machines "$((total < 2 ? 1 : 2))"
 fi
 
-# ---- the scenarios, then the daemon from outside
+status=0
+run workers || status=$?
 
-scenarios() { if [ -n "$soak" ]; then run_soak "$@"; else "$place" "$@"; fi; }
-
-passed=0 failed=0 status=0
-if [ "${1:-}" != daemon ]; then
-    counts=$(mktemp)
-    at_end 'rm -f "$counts"'
-    keep "$counts" scenarios "$@" || status=$?
-    # `--list` runs nothing.
-    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$counts" | tail -n 1) || exit "$status"
-    read -r passed _ failed _ <<<"$line"
-fi
-# A filter names scenarios.
-if [ $# -eq 0 ] || [ "$1" = daemon ]; then
-    if [ "$place" = on_host ]; then start_machine; fi
-    daemon_tests
-fi
+# A line of `results` is a scenario, or a number of cases: `ok NAME`, `FAILED NAME`, `ok N cases`, `FAILED N cases`.
+count() { awk -v verdict="$1" '$1 == verdict { n += $3 == "cases" ? $2 : 1 } END { print n + 0 }' "$work/results"; }
+sed -n 's/^FAILED /    failed: /p' "$work/results" >&2
+# What nobody came to has not passed.
+left=$(wc -l <"$work/todo")
+if [ "$left" -gt 0 ]; then say "    $left not run: $(tr '\n' ' ' <"$work/todo")"; fi
+passed=$(count ok) failed=$(($(count FAILED) + left))
 printf '%d passed, %d failed\n' "$passed" "$failed"
-[ "$status" -eq 0 ] && [ "$failed" -eq 0 ]
+[ "$status" -eq 0 ] && [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

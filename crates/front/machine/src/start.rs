@@ -161,7 +161,7 @@ impl Machine {
             layout: &self.layout,
             image: &image,
             accel,
-            cpus: options.cpus.unwrap_or_else(default_cpus),
+            cpus: options.cpus.unwrap_or_else(|| default_cpus(accel)),
             memory: options.memory.unwrap_or_else(default_memory),
             api_port: wanted_port,
         };
@@ -367,7 +367,12 @@ fn check_port(port: u16) -> Result<(), MachineError> {
     }
 }
 
-fn default_cpus() -> u32 {
+/// An emulated machine has one processor: with two, QEMU's nested SVM mixes the registers of host and guest up every few
+/// minutes, and the machine or a guest in it dies.
+fn default_cpus(accel: accel::Accel) -> u32 {
+    if accel == accel::Accel::Tcg {
+        return 1;
+    }
     let host = std::thread::available_parallelism().map_or(2, |count| count.get() as u32);
     host.clamp(2, MAX_DEFAULT_CPUS)
 }

@@ -72,7 +72,7 @@ pub struct NameArg {
 pub struct StartArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// Processors [default: those of the host, 2 to 8]
+    /// Processors [default: those of the host, 2 to 8; 1 under emulation, where more are not reliable]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     pub cpus: Option<u32>,
     /// Memory, such as 4G [default: half of the host's, 2G to 8G]

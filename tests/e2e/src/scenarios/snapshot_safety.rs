@@ -144,8 +144,9 @@ async fn wrong_surroundings(kit: &Kit, frozen: &Frozen) -> anyhow::Result<()> {
 /// The VMM is killed while it writes. What is there afterwards is whole or refused.
 pub async fn killed_while_it_writes(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
-    for round in 0..times(4, 50) {
-        let vm = small(kit).await?;
+    let parent = small(kit).await?.freeze().await?;
+    for round in 0..times(4, 200) {
+        let vm = kit.fork(&parent).await?;
         let folder = vm.folder().to_owned();
         let shape = vm.process.shape;
         let delay = Duration::from_micros(rand::random_range(0..400_000));

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The one place that runs the scenarios with real guests (tests/e2e) and the tests of the daemon from outside
 # (daemon-tests.sh): directly where the host's KVM is native, otherwise in machines, which end with the run. An emulated
-# machine has one processor, so there are two of them where the host has two. Arguments go to the test program (a filter,
-# --list); `daemon` alone leaves the scenarios out. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
+# machine has one processor, so there are two of them. Arguments choose scenarios by parts of their names; `daemon` alone
+# leaves the scenarios out, `--list` only lists them. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
 #
 # With --soak first: large repetition counts; what has passed with these programs is remembered.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -42,7 +42,12 @@ passed_before() {
     printf '%s' "$cache/soak/$key"
 }
 
-list_scenarios() { FORKD_SOAK=$soak "$bin/forkd-e2e" --list "$@" 2>/dev/null | sed -n 's/: test$//p'; }
+# Each argument is a part of names; none means all.
+list_scenarios() {
+    local part
+    if [ $# -eq 0 ]; then set -- ''; fi
+    for part in "$@"; do FORKD_SOAK=$soak "$bin/forkd-e2e" --list "$part" 2>/dev/null; done | sed -n 's/: test$//p' | awk '!seen[$0]++'
+}
 
 fill_todo() {
     local name
@@ -141,11 +146,11 @@ workers() {
     return "$status"
 }
 
-case " $* " in
-*' --list '*)
-    FORKD_SOAK=$soak exec "$bin/forkd-e2e" "$@"
-    ;;
-esac
+if [ "${1:-}" = --list ]; then
+    shift
+    list_scenarios "$@"
+    exit
+fi
 
 make_assets
 fill_todo "$@"

@@ -12,7 +12,7 @@ use libtest_mimic::{Failed, Trial};
 
 /// No scenario takes longer than this, however slow the machine.
 fn limit() -> Duration {
-    Duration::from_secs(if soaking() { 3600 } else { 300 })
+    Duration::from_secs(if soaking() { 3600 } else { 900 })
 }
 
 /// What a scenario left behind when its time was up gets this long to end.

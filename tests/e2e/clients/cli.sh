@@ -68,13 +68,15 @@ expect 0 '"alive": 1' fork --sandbox "$id" -n 1 --settle-secs 0 --json
 expect 0 '^parent_tag +cli-half$' snapshot-diff --from cli-half --tag cli-diff --exec 'touch /root/made'
 expect 1 'cli-diff' rmi cli-half
 expect 0 '✓ cli-half' rmi --cascade cli-half
+expect 1 '"ok": false' rmi --json cli-half
 expect 1 'no snapshot cli-half' spawn --tag cli-half
 expect 0 'running source=run-python-numpy' workspace create cli-ws --snapshot $tag
 expect 0 'suspended' workspace suspend cli-ws --diff
 expect 0 'running' workspace resume cli-ws
 expect 0 '^cli-ws +running' workspace list
+expect 0 '"name": "cli-ws"' workspace list --json
 expect 0 '✓ cli-ws' workspace delete cli-ws
-expect 0 '✓ sb-' kill --tag $tag
+expect 0 '"ok": true' kill --tag $tag --json
 expect 1 'no sandbox' exec "$id" -- true
 expect 0 'nothing to remove|WHAT' cleanup
 expect 0 'fail=0' doctor

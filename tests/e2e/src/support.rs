@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use forkd_guest_proto::{InterpStart, QuiesceRequest, Warmup};
 use forkd_testkit::{BootOptions, Frozen, Kit, Vm};
-use forkd_vmm_proto::NetBackend;
+use forkd_vmm_proto::{NetBackend, VmmError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 /// Boots a machine and warms a Python interpreter with NumPy up, as the recipe does.
@@ -42,4 +42,12 @@ pub fn deaf_network() -> anyhow::Result<(OwnedFd, (NetBackend, OwnedFd))> {
         None,
     )?;
     Ok((near, (NetBackend::Socket, far)))
+}
+
+/// What the VMM said, out of an error of the kit.
+pub fn vmm_error(error: &anyhow::Error) -> anyhow::Result<&VmmError> {
+    error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<VmmError>())
+        .with_context(|| format!("not a word of the VMM: {error:?}"))
 }

@@ -85,6 +85,8 @@ pub struct ForkOptions {
     pub net: Option<(NetBackend, OwnedFd)>,
     /// The generation id.
     pub generation: [u8; 16],
+    /// Pages that are made present before it runs: a file of [`Vm::working_set`].
+    pub prefault: Option<PathBuf>,
     /// Start at once.
     pub run: bool,
 }
@@ -94,6 +96,7 @@ impl Default for ForkOptions {
         Self {
             net: None,
             generation: rand::random(),
+            prefault: None,
             run: true,
         }
     }
@@ -305,7 +308,10 @@ impl Kit {
             vsock: vsock(&mut fds, vm.folder())?,
             console: console(&mut fds, vm.folder(), 0, CONSOLE_LIMIT)?,
             generation: options.generation,
-            prefault: None,
+            prefault: match &options.prefault {
+                Some(path) => Some(fds.add(File::open(path)?)),
+                None => None,
+            },
             run: options.run,
         };
         let command = VmmCommand::Restore(Box::new(spec));

@@ -257,6 +257,15 @@ impl Vm {
         self.process.clone()
     }
 
+    /// Writes down which pages the guest has touched since it was restored.
+    pub async fn working_set(&self, path: &Path) -> anyhow::Result<()> {
+        let mut fds = Fds::default();
+        let output = fds.add(File::create(path)?);
+        let command = Command::WorkingSet { output };
+        self.vmm.run(command, &fds.borrow()).await?;
+        Ok(())
+    }
+
     /// A counter of the VMM by name; 0 when it has not been touched.
     pub async fn counter(&self, name: &str) -> anyhow::Result<u64> {
         let counters = self.counters().await?;

@@ -8,6 +8,7 @@ mod args;
 mod commands;
 mod daemon;
 mod error;
+mod outcome;
 mod table;
 mod ui;
 

@@ -14,6 +14,7 @@ mod life;
 mod load;
 mod net;
 mod overhead;
+mod prefault;
 mod pty;
 mod smp;
 mod snapshot_safety;
@@ -48,6 +49,7 @@ fn everyday() -> Vec<Scenario> {
             console_flood;
         overhead: memory_of_the_vmm;
         fork: many_children, two_vcpus, four_vcpus, busy_disk_and_grandchildren;
+        prefault: pages_of_the_first_request;
         unique: children_share_nothing;
         snapshot_safety: damaged_snapshots_are_refused, killed_while_it_writes;
         branch: consistent_under_load;

@@ -7,11 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit, Root, Vm};
 use forkd_types::MiB;
-use forkd_vmm_proto::{Command, Reply, VmmError, VmmErrorCode, VmmPhase};
+use forkd_vmm_proto::{Command, Reply, VmmErrorCode, VmmPhase};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::scenario::{Run, times};
+use crate::support::vmm_error;
 
 pub async fn damaged_snapshots_are_refused(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
@@ -108,13 +109,6 @@ async fn refused(kit: &Kit, shell: &Vm, damaged: &Frozen) -> anyhow::Result<()> 
         Reply::Status(status) if status.phase == VmmPhase::Shell => Ok(()),
         other => bail!("after the refusal: {other:?}"),
     }
-}
-
-fn vmm_error(error: &anyhow::Error) -> anyhow::Result<&VmmError> {
-    error
-        .chain()
-        .find_map(|cause| cause.downcast_ref::<VmmError>())
-        .with_context(|| format!("not a word of the VMM: {error:?}"))
 }
 
 /// A copy of the first bytes of a file.

@@ -113,6 +113,9 @@ pub struct KillArgs {
     /// Those started from this snapshot
     #[arg(long)]
     pub tag: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }

@@ -95,6 +95,9 @@ pub struct RmiArgs {
     /// Delete them even if others build on them; those keep working
     #[arg(long)]
     pub force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }

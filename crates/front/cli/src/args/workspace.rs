@@ -9,6 +9,9 @@ use super::DaemonArgs;
 pub struct WorkspaceArgs {
     #[command(subcommand)]
     pub command: WorkspaceCommand,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
@@ -44,11 +47,7 @@ pub enum WorkspaceCommand {
         name: String,
     },
     /// List workspaces
-    List {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
+    List,
     /// End it and forget its state
     Delete {
         /// Its name

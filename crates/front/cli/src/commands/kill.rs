@@ -4,7 +4,8 @@ use futures::StreamExt;
 
 use crate::args::KillArgs;
 use crate::daemon::{block_on, connect, failed};
-use crate::error::{CliResult, Exit};
+use crate::error::CliResult;
+use crate::outcome::{self, Outcome};
 use crate::ui::Ui;
 
 /// Requests that are under way at once.
@@ -30,27 +31,17 @@ pub fn run(args: KillArgs, ui: &Ui) -> CliResult {
         if ids.is_empty() {
             ui.aside("no live sandboxes");
         }
-        let results: Vec<_> = futures::stream::iter(ids)
+        let outcomes: Vec<_> = futures::stream::iter(ids)
             .map(|id| {
                 let client = client.clone();
                 async move {
                     let result = client.kill(&id).await;
-                    (id, result)
+                    Outcome::new(id, result)
                 }
             })
             .buffered(PARALLEL)
             .collect()
             .await;
-        let mut exit = Exit::OK;
-        for (id, result) in results {
-            match result {
-                Ok(()) => ui.line(format_args!("✓ {id}"))?,
-                Err(error) => {
-                    ui.line(format_args!("✗ {id} ({error})"))?;
-                    exit = Exit::FAILURE;
-                }
-            }
-        }
-        Ok(exit)
+        outcome::show(&outcomes, args.json, ui)
     })
 }

@@ -2,26 +2,19 @@
 
 use crate::args::RmiArgs;
 use crate::daemon::{block_on, connect};
-use crate::error::{CliResult, Exit};
+use crate::error::CliResult;
+use crate::outcome::{self, Outcome};
 use crate::ui::Ui;
 
 /// Runs `forkd rmi`.
 pub fn run(args: &RmiArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
     block_on(async {
-        let mut exit = Exit::OK;
+        let mut outcomes = Vec::with_capacity(args.tags.len());
         for tag in &args.tags {
-            match client.delete_snapshot(tag, args.cascade, args.force).await {
-                Ok(()) => ui.line(format_args!("✓ {tag}"))?,
-                Err(error) => {
-                    ui.line(format_args!("✗ {tag} ({error})"))?;
-                    if let Some(hint) = error.hint() {
-                        ui.aside(hint);
-                    }
-                    exit = Exit::FAILURE;
-                }
-            }
+            let result = client.delete_snapshot(tag, args.cascade, args.force).await;
+            outcomes.push(Outcome::new(tag.clone(), result));
         }
-        Ok(exit)
+        outcome::show(&outcomes, args.json, ui)
     })
 }

@@ -5,6 +5,7 @@ use forkd_api::{CreateWorkspace, WorkspaceInfo};
 use crate::args::{WorkspaceArgs, WorkspaceCommand};
 use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliResult, Exit};
+use crate::outcome::{self, Outcome};
 use crate::table::table;
 use crate::ui::Ui;
 
@@ -35,13 +36,12 @@ pub fn run(args: WorkspaceArgs, ui: &Ui) -> CliResult {
                 client.resume_workspace(&name).await.map_err(failed)?
             }
             WorkspaceCommand::Delete { name } => {
-                client.delete_workspace(&name).await.map_err(failed)?;
-                ui.line(format_args!("✓ {name}"))?;
-                return Ok(Exit::OK);
+                let result = client.delete_workspace(&name).await;
+                return outcome::show(&[Outcome::new(name, result)], args.json, ui);
             }
-            WorkspaceCommand::List { json } => {
+            WorkspaceCommand::List => {
                 let all = client.workspaces().await.map_err(failed)?;
-                if json {
+                if args.json {
                     ui.json(&all)?;
                 } else {
                     ui.line(table(
@@ -52,7 +52,11 @@ pub fn run(args: WorkspaceArgs, ui: &Ui) -> CliResult {
                 return Ok(Exit::OK);
             }
         };
-        ui.line(line(&one))?;
+        if args.json {
+            ui.json(&one)?;
+        } else {
+            ui.line(line(&one))?;
+        }
         Ok(Exit::OK)
     })
 }

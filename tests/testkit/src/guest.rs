@@ -128,6 +128,8 @@ impl Vm {
         hostname: &str,
         network: Option<NetworkRequest>,
     ) -> anyhow::Result<IdentityReport> {
+        // Connected first: what comes after the reading makes the guest's clock late.
+        let agent = self.agent().await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let generation: [u8; 16] = rand::random();
         let entropy: [u8; 64] = rand::random();
@@ -140,8 +142,7 @@ impl Vm {
             hook_timeout_ms: Some(60_000),
             ..Default::default()
         };
-        self.agent()
-            .await?
+        agent
             .identity(request)
             .await
             .context("the fork did not become a machine of its own")

@@ -14,7 +14,7 @@ use futures::future::try_join_all;
 use crate::scenario::{Run, times};
 use crate::support::{deaf_network, freeze, warm_python};
 
-const AT_ONCE: usize = 10;
+const AT_ONCE: usize = 4;
 
 /// Draws from every generator, in the interpreter that was warm in the parent.
 const DRAW: &str = r"

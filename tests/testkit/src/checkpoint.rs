@@ -5,8 +5,8 @@ use forkd_vmm_proto::{
     CheckpointReport, CheckpointSpec, Command, FdIndex, Reply, RollbackReport, RollbackSpec,
 };
 
+use crate::cut::new_file;
 use crate::disk::new_layer;
-use crate::vm::new_file;
 use crate::{Disk, Fds, Vm};
 
 /// A point to go back to.

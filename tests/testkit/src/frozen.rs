@@ -13,12 +13,25 @@ pub struct Frozen {
     pub shape: Shape,
     /// vCPU and device state.
     pub state: PathBuf,
-    /// Memory.
+    /// Memory that the cut builds on, oldest first; none if the cut is whole.
+    pub below: Vec<PathBuf>,
+    /// Memory that the cut wrote.
     pub memory: PathBuf,
+    /// Which page lies where, if the cut builds on others.
+    pub index: Option<PathBuf>,
     /// Disks whose layers all belong to the cut.
     pub disks: Vec<Disk>,
     /// The machine has a network device.
     pub net: bool,
     /// What the VMM said about the cut.
     pub report: CutReport,
+}
+
+impl Frozen {
+    /// All files that hold memory, oldest first.
+    pub fn layers(&self) -> Vec<PathBuf> {
+        let mut layers = self.below.clone();
+        layers.push(self.memory.clone());
+        layers
+    }
 }

@@ -18,6 +18,7 @@ use forkd_vmm_proto::{
 };
 use tempfile::TempDir;
 
+use crate::cut::Base;
 use crate::ends::Ends;
 use crate::vm::Parts;
 use crate::{Assets, Disk, Fds, Frozen, Vm};
@@ -124,11 +125,7 @@ impl Kit {
             .prefix("forkd-e2e-")
             .tempdir_in(parent)?;
         let socket = work.path().join("spawn.sock");
-        let process = Command::new(assets.program("forkd-spawn"))
-            .arg("--socket")
-            .arg(&socket)
-            .spawn()
-            .context("forkd-spawn did not start")?;
+        let process = start_spawner(&assets, &socket)?;
         let (spawner, endings) = connect(&socket).await?;
         Ok(Self {
             assets,
@@ -163,6 +160,13 @@ impl Kit {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
+    }
+
+    /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. Machines of the old one go on as long as
+    /// somebody holds their sockets.
+    pub async fn restart_spawner(&mut self) -> anyhow::Result<()> {
+        self.process = start_spawner(&self.assets, &self.work.path().join("spawn.sock"))?;
+        self.reconnect().await
     }
 
     /// A fresh folder below the work folder.
@@ -296,10 +300,7 @@ impl Kit {
         let net = options.net.is_some();
         let spec = RestoreSpec {
             state: fds.add(File::open(&frozen.state)?),
-            memory: MemoryImage {
-                layers: vec![fds.add(File::open(&frozen.memory)?)],
-                index: PageIndex::Identity,
-            },
+            memory: memory(frozen, &mut fds)?,
             disks: disks
                 .iter()
                 .map(|disk| disk.spec(&mut fds))
@@ -315,8 +316,15 @@ impl Kit {
             run: options.run,
         };
         let command = VmmCommand::Restore(Box::new(spec));
-        vm.vmm.run(command, &fds.borrow()).await?;
+        if let Err(error) = vm.vmm.run(command, &fds.borrow()).await {
+            std::fs::remove_dir_all(&layers)?;
+            return Err(error.into());
+        }
         vm.filled(disks, net).await;
+        *vm.base().await = Some(Base {
+            frozen: frozen.clone(),
+            image: 0,
+        });
         Ok(())
     }
 
@@ -345,6 +353,14 @@ impl Drop for Kit {
     }
 }
 
+fn start_spawner(assets: &Assets, socket: &Path) -> anyhow::Result<Child> {
+    Command::new(assets.program("forkd-spawn"))
+        .arg("--socket")
+        .arg(socket)
+        .spawn()
+        .context("forkd-spawn did not start")
+}
+
 async fn connect(socket: &Path) -> anyhow::Result<(Spawner, Endings)> {
     for _ in 0..500 {
         match Spawner::connect(socket).await {
@@ -353,6 +369,20 @@ async fn connect(socket: &Path) -> anyhow::Result<(Spawner, Endings)> {
         }
     }
     bail!("forkd-spawn does not listen on {}", socket.display())
+}
+
+fn memory(frozen: &Frozen, fds: &mut Fds) -> anyhow::Result<MemoryImage> {
+    let layers = frozen.layers();
+    Ok(MemoryImage {
+        layers: layers
+            .iter()
+            .map(|path| Ok(fds.add(File::open(path)?)))
+            .collect::<anyhow::Result<_>>()?,
+        index: match &frozen.index {
+            Some(index) => PageIndex::File(fds.add(File::open(index)?)),
+            None => PageIndex::Identity,
+        },
+    })
 }
 
 fn vsock(fds: &mut Fds, folder: &Path) -> anyhow::Result<VsockSpec> {

@@ -6,6 +6,7 @@
 
 mod assets;
 mod checkpoint;
+mod cut;
 mod disk;
 mod ends;
 mod fds;
@@ -18,6 +19,7 @@ mod vm;
 
 pub use assets::Assets;
 pub use checkpoint::Point;
+pub use cut::CutFiles;
 pub use disk::Disk;
 pub use fds::Fds;
 pub use frozen::Frozen;

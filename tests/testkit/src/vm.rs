@@ -1,6 +1,5 @@
 //! A running guest.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,14 +9,14 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use forkd_vmm_client::{Vmm, VmmEvents};
 use forkd_vmm_proto::spawn::{HowEnded, Vm as Process};
-use forkd_vmm_proto::{Command, CutSpec, Event, Reply, StopCause};
+use forkd_vmm_proto::{Command, Event, Reply, StopCause};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::disk::new_layer;
+use crate::Disk;
+use crate::cut::Base;
 use crate::ends::Ends;
-use crate::{Disk, Fds, Frozen};
 
 /// How long a guest may take to boot on a slow, loaded machine.
 const READY_LIMIT: Duration = Duration::from_secs(200);
@@ -36,6 +35,7 @@ pub struct Vm {
     ends: Arc<Ends>,
     folder: PathBuf,
     disks: Mutex<Vec<Disk>>,
+    base: Mutex<Option<Base>>,
     net: AtomicBool,
 }
 
@@ -59,6 +59,7 @@ impl Vm {
             ends: parts.ends,
             folder: parts.folder,
             disks: Mutex::default(),
+            base: Mutex::default(),
             net: AtomicBool::new(false),
         })
     }
@@ -87,6 +88,16 @@ impl Vm {
     /// Its disks as they are now, to boot another machine from.
     pub async fn disks(&self) -> Vec<Disk> {
         self.disks.lock().await.clone()
+    }
+
+    /// Whether it has a network device.
+    pub(crate) fn has_net(&self) -> bool {
+        self.net.load(Ordering::Relaxed)
+    }
+
+    /// What a cut of only what changed builds on; none for a machine that was booted and never cut.
+    pub(crate) async fn base(&self) -> tokio::sync::MutexGuard<'_, Option<Base>> {
+        self.base.lock().await
     }
 
     /// Its disks, to be changed.
@@ -155,87 +166,6 @@ impl Vm {
             .context("the end of the VMM was not reported")
     }
 
-    /// Cuts the machine and ends it: what children are made from.
-    pub async fn freeze(self) -> anyhow::Result<Frozen> {
-        let frozen = self.cut(false).await?;
-        self.stop().await?;
-        Ok(frozen)
-    }
-
-    /// Cuts the machine at one instant while it goes on.
-    pub async fn branch(&self) -> anyhow::Result<Frozen> {
-        self.cut(true).await
-    }
-
-    /// Tries a cut whose memory goes to a device that is always full.
-    pub async fn branch_to_full_disk(&self) -> anyhow::Result<Frozen> {
-        let number: u64 = rand::random();
-        let state = self.folder.join(format!("cut-{number:x}.state"));
-        self.cut_to(true, state, PathBuf::from("/dev/full")).await
-    }
-
-    async fn cut(&self, go_on: bool) -> anyhow::Result<Frozen> {
-        let number: u64 = rand::random();
-        let state = self.folder.join(format!("cut-{number:x}.state"));
-        let memory = self.folder.join(format!("cut-{number:x}.memory"));
-        self.cut_to(go_on, state, memory).await
-    }
-
-    async fn cut_to(&self, go_on: bool, state: PathBuf, memory: PathBuf) -> anyhow::Result<Frozen> {
-        let number: u64 = rand::random();
-        let mut fds = Fds::default();
-        let mut disks = self.disks.lock().await;
-        let frozen_disks = disks.clone();
-        let mut new_layers = Vec::new();
-        let mut next = Vec::new();
-        for disk in disks.iter() {
-            let mut disk = disk.clone();
-            if go_on && !disk.read_only {
-                let path = self
-                    .folder
-                    .join(format!("{}-{number:x}.layer", disk.serial));
-                new_layers.push(fds.add(new_layer(&disk.base, &path, disk.limit)?));
-                disk.layers.push(path);
-            }
-            next.push(disk);
-        }
-        let spec = CutSpec {
-            state: fds.add(new_file(&state)?),
-            memory: fds.add(new_file(&memory)?),
-            only_changed: false,
-            onto: 0,
-            index: None,
-            new_layers,
-            resume: go_on,
-        };
-        let answer = self.vmm.call(Command::Cut(spec), &fds.borrow()).await;
-        // From this event on the machine writes to the new layers, whatever becomes of the files.
-        if self.cut_was_taken().await || answer.is_ok() {
-            *disks = next;
-        }
-        let report = match answer? {
-            Reply::Cut(report) => report,
-            reply => bail!("the VMM answered {reply:?} to a cut"),
-        };
-        let shape = self.process.shape;
-        Ok(Frozen {
-            shape,
-            state,
-            memory,
-            disks: frozen_disks,
-            net: self.net.load(Ordering::Relaxed),
-            report,
-        })
-    }
-
-    /// Looks for the event among those that have come.
-    async fn cut_was_taken(&self) -> bool {
-        let moment = Duration::from_millis(1);
-        self.wait_event(moment, |event| matches!(event, Event::CutTaken { .. }))
-            .await
-            .is_ok()
-    }
-
     /// Ends the VM and waits until its process is gone.
     pub async fn stop(&self) -> anyhow::Result<HowEnded> {
         // The VMM may be gone before its answer is read.
@@ -286,13 +216,4 @@ impl Drop for Vm {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-pub(crate) fn new_file(path: &Path) -> anyhow::Result<File> {
-    Ok(File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(path)?)
 }

@@ -3,6 +3,7 @@
 mod boot;
 mod boot_time;
 mod branch;
+mod branch_faults;
 mod checkpoint;
 mod disk;
 mod exec;
@@ -53,6 +54,7 @@ fn everyday() -> Vec<Scenario> {
         unique: children_share_nothing;
         snapshot_safety: damaged_snapshots_are_refused, killed_while_it_writes;
         branch: consistent_under_load;
+        branch_faults: source_outlives_every_fault;
         checkpoint: a_session_is_what_it_was;
     ]
 }

@@ -157,7 +157,9 @@ pub async fn killed_while_it_writes(run: Run) -> anyhow::Result<()> {
         let found = Frozen {
             shape,
             state,
+            below: Vec::new(),
             memory,
+            index: None,
             disks: Vec::new(),
             net: false,
             report: finished.map(|frozen| frozen.report).unwrap_or_default(),

@@ -1,0 +1,483 @@
+//! Branches that go wrong: whatever fails at whatever step, the source goes on, nothing is half there, and
+//! nothing stays behind.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use forkd_guest_proto::ProcessState;
+use forkd_testkit::{BootOptions, CutFiles, ForkOptions, Frozen, Kit, Vm, procfs};
+use forkd_vmm_proto::{VmmError, VmmErrorCode};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::load::check_chain;
+use crate::scenario::{Run, times};
+
+const CHAIN: &str = "/root/chain";
+/// Branches of one source. Every cut puts layers on memory and disks, and there is an end to their number.
+const ROUNDS_A_SOURCE: usize = 10;
+/// After every so many faults a child is started from the next cut.
+const CHILD_EVERY: usize = 3;
+/// A file system this small fills while the memory of a cut is written.
+const SMALL_DISK_MIB: std::ops::Range<u32> = 1..32;
+/// How long ends of processes and of connections may take to show.
+const SETTLE_LIMIT: Duration = Duration::from_secs(30);
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    /// The process that writes memory is killed.
+    WriterKilled,
+    /// The file system fills while memory is written.
+    DiskFills,
+    /// There is no space for memory, known before the source is stopped.
+    NoSpaceForMemory,
+    /// There is no space for the page map, after memory is written.
+    NoSpaceForIndex,
+    /// There is no space for the state, after everything else is written.
+    NoSpaceForState,
+    /// The VMM of a child is killed while it is filled, or soon after.
+    ChildKilled,
+    /// `forkd-spawn` is killed during a cut.
+    SpawnerKilled,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault::WriterKilled,
+    Fault::DiskFills,
+    Fault::NoSpaceForMemory,
+    Fault::NoSpaceForIndex,
+    Fault::NoSpaceForState,
+    Fault::ChildKilled,
+    Fault::SpawnerKilled,
+];
+
+pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
+    let kit = &mut run.kit;
+    let (parent, load) = under_load(kit).await?;
+    // It refuses every half cut, and is as good as new each time.
+    let refuser = kit.empty(parent.shape).await?;
+    let seed: u64 = rand::random();
+    let mut random = StdRng::seed_from_u64(seed);
+    let total = times(10, 1_000);
+    let mut failed: BTreeMap<Fault, (usize, usize)> = BTreeMap::new();
+    for first in (0..total).step_by(ROUNDS_A_SOURCE) {
+        let mut source = Source::start(kit, &parent, load).await?;
+        for number in first..total.min(first + ROUNDS_A_SOURCE) {
+            let fault = FAULTS[number % FAULTS.len()];
+            let hit = round(kit, &mut source, &refuser, fault, &mut random)
+                .await
+                .with_context(|| format!("seed {seed}, branch {number}: {fault:?}"))?;
+            if number % CHILD_EVERY == 0 {
+                child_is_whole(kit, &mut source)
+                    .await
+                    .with_context(|| format!("seed {seed}, after branch {number}: {fault:?}"))?;
+            }
+            source.traces.settle(kit, &source.vm).await?;
+            let (hits, all) = failed.entry(fault).or_default();
+            *hits += usize::from(hit);
+            *all += 1;
+        }
+        source.whole_chain().await?;
+        end(source.vm).await?;
+    }
+    for (fault, (hits, all)) in &failed {
+        eprintln!("{fault:?}: {all} times, {hits} before the work was done");
+    }
+    Ok(())
+}
+
+/// A frozen machine in which the load runs, and the number of its process.
+async fn under_load(kit: &Kit) -> anyhow::Result<(Frozen, u64)> {
+    let vm = kit.boot(BootOptions::default()).await?;
+    vm.put_self().await?;
+    let request = vm.guest_half("load", &[CHAIN]);
+    let load = vm.agent().await?.start(request).await?.process;
+    goes_on(&vm, load, 0).await?;
+    Ok((vm.freeze().await?, load))
+}
+
+/// One branch that goes wrong, and all that must hold afterwards. Says whether something failed: a kill may
+/// come too late.
+async fn round(
+    kit: &mut Kit,
+    source: &mut Source,
+    refuser: &Vm,
+    fault: Fault,
+    random: &mut StdRng,
+) -> anyhow::Result<bool> {
+    let hit = match fault {
+        Fault::WriterKilled => writer_killed(kit, source, refuser, random).await?,
+        Fault::DiskFills => disk_fills(kit, source, refuser, random).await?,
+        Fault::NoSpaceForMemory => {
+            full(kit, source, refuser, |files| &mut files.memory).await?;
+            true
+        }
+        Fault::NoSpaceForIndex => {
+            full(kit, source, refuser, |files| &mut files.index).await?;
+            true
+        }
+        Fault::NoSpaceForState => {
+            full(kit, source, refuser, |files| &mut files.state).await?;
+            true
+        }
+        Fault::ChildKilled => child_killed(kit, source, random).await?,
+        Fault::SpawnerKilled => spawner_killed(kit, source, random).await?,
+    };
+    source.count = goes_on(&source.vm, source.load, source.count).await?;
+    if fault == Fault::SpawnerKilled {
+        // The new one has its own count, and does not know the machines of the old one.
+        source.traces.counts.spawner_files = usize::MAX;
+    }
+    Ok(hit)
+}
+
+/// The source can be cut again, and what starts from that has everything.
+async fn child_is_whole(kit: &Kit, source: &mut Source) -> anyhow::Result<()> {
+    let cut = source.vm.branch_to(source.changes()).await?;
+    let child = kit.fork_named(&cut, "after-a-fault").await?;
+    goes_on(&child, source.load, source.count).await?;
+    end(child).await
+}
+
+/// A machine under load.
+struct Source {
+    vm: Vm,
+    load: u64,
+    /// How far the load is known to have come.
+    count: u64,
+    traces: Traces,
+}
+
+impl Source {
+    async fn start(kit: &Kit, parent: &Frozen, load: u64) -> anyhow::Result<Self> {
+        let vm = kit.fork_named(parent, "source").await?;
+        Ok(Self {
+            traces: Traces::now(kit, &vm).await?,
+            vm,
+            load,
+            count: 0,
+        })
+    }
+
+    /// Files for a cut of what changed.
+    fn changes(&self) -> CutFiles {
+        CutFiles::in_folder(self.vm.folder(), true)
+    }
+
+    /// Checks everything the load has ever written.
+    async fn whole_chain(&self) -> anyhow::Result<()> {
+        let text = self.vm.sh(&format!("cat {CHAIN}; echo")).await?;
+        let last = check_chain(&text)?;
+        ensure!(last >= self.count, "{last} after {}", self.count);
+        Ok(())
+    }
+}
+
+/// Waits until the load, which checks itself in every round, has come further than `count`.
+async fn goes_on(vm: &Vm, load: u64, count: u64) -> anyhow::Result<u64> {
+    let line = format!(
+        "tail -n 1 {CHAIN} 2>/dev/null; dmesg | grep -c -i -e 'i/o error' -e 'ext4-fs error' -e 'bug:'; true"
+    );
+    let coming = async {
+        loop {
+            let text = vm.sh(&line).await?;
+            let (last, complaints) = text.rsplit_once('\n').unwrap_or(("", &text));
+            ensure!(complaints == "0", "{complaints} complaints of the kernel");
+            let number = last.split_once(' ').map_or("0", |(number, _)| number);
+            // The last line may be half written.
+            let now = number.parse().unwrap_or(0);
+            if now > count {
+                return anyhow::Ok(now);
+            }
+            let processes = vm.agent().await?.processes().await?;
+            let found = processes.iter().find(|info| info.process == load);
+            let found = found.context("the load is not listed")?;
+            ensure!(found.state == ProcessState::Running, "{found:?}");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), coming)
+        .await
+        .context("the load does not go on")?
+}
+
+async fn end(vm: Vm) -> anyhow::Result<()> {
+    vm.kill();
+    let gone = async {
+        while procfs::is_alive(vm.pid()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SETTLE_LIMIT, gone)
+        .await
+        .context("a killed VMM does not end")?;
+    for disk in vm.disks().await {
+        let top = disk.layers.last().context("a disk without a layer")?;
+        std::fs::remove_file(top)?;
+    }
+    std::fs::remove_dir_all(vm.folder())?;
+    Ok(())
+}
+
+/// Half a cut is refused, and removed.
+async fn none_left(kit: &Kit, source: &Vm, refuser: &Vm, files: &CutFiles) -> anyhow::Result<()> {
+    let state = std::fs::metadata(&files.state)?;
+    ensure!(
+        !state.is_file() || state.len() == 0,
+        "a failed cut has a state file of {} bytes",
+        state.len()
+    );
+    let half = Frozen {
+        shape: source.process.shape,
+        state: files.state.clone(),
+        below: Vec::new(),
+        memory: files.memory.clone(),
+        index: None,
+        disks: source.disks().await,
+        net: false,
+        report: Default::default(),
+    };
+    let Err(error) = kit.restore(refuser, &half, ForkOptions::default()).await else {
+        bail!("half a cut was started");
+    };
+    let said = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<VmmError>());
+    ensure!(
+        said.is_some_and(|said| said.code == VmmErrorCode::BadSnapshot),
+        "refused with {error:?}"
+    );
+    for path in [&files.state, &files.memory, &files.index] {
+        if path.starts_with(kit.work()) && path.exists() {
+            std::fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+async fn writer_killed(
+    kit: &Kit,
+    source: &Source,
+    refuser: &Vm,
+    random: &mut StdRng,
+) -> anyhow::Result<bool> {
+    let files = CutFiles::in_folder(source.vm.folder(), random.random());
+    let delay = Duration::from_micros(random.random_range(0..100_000));
+    let killer = Killer::start(source.vm.pid(), delay);
+    let cut = source.vm.branch_to(files.clone()).await;
+    killer.stop()?;
+    if cut.is_err() {
+        none_left(kit, &source.vm, refuser, &files).await?;
+    }
+    Ok(cut.is_err())
+}
+
+/// Kills what a VMM starts.
+struct Killer {
+    done: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Killer {
+    fn start(vmm: u32, delay: Duration) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&done);
+        let thread = std::thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                if let Some(writer) = procfs::started_by(vmm).first() {
+                    std::thread::sleep(delay);
+                    // It may have ended by itself.
+                    let _ = Pid::from_raw(writer.cast_signed())
+                        .map(|pid| kill_process(pid, Signal::KILL));
+                    return;
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        Self { done, thread }
+    }
+
+    fn stop(self) -> anyhow::Result<()> {
+        self.done.store(true, Ordering::Relaxed);
+        self.thread
+            .join()
+            .map_err(|_| anyhow::anyhow!("the killer panicked"))
+    }
+}
+
+/// A cut to a file that takes nothing.
+async fn full(
+    kit: &Kit,
+    source: &Source,
+    refuser: &Vm,
+    which: fn(&mut CutFiles) -> &mut PathBuf,
+) -> anyhow::Result<()> {
+    let mut files = source.changes();
+    *which(&mut files) = PathBuf::from("/dev/full");
+    let cut = source.vm.branch_to(files.clone()).await;
+    ensure!(cut.is_err(), "a cut to a full disk worked");
+    none_left(kit, &source.vm, refuser, &files).await
+}
+
+async fn disk_fills(
+    kit: &Kit,
+    source: &Source,
+    refuser: &Vm,
+    random: &mut StdRng,
+) -> anyhow::Result<bool> {
+    let disk = SmallDisk::mount(kit.folder("small")?, random.random_range(SMALL_DISK_MIB))?;
+    // All of memory, so that it certainly does not fit.
+    let files = CutFiles::in_folder(&disk.folder, false);
+    let cut = source.vm.branch_to(files.clone()).await;
+    ensure!(cut.is_err(), "more fitted than there is space");
+    none_left(kit, &source.vm, refuser, &files).await?;
+    disk.remove()?;
+    Ok(true)
+}
+
+/// A file system of a few MiB.
+struct SmallDisk {
+    folder: PathBuf,
+}
+
+impl SmallDisk {
+    fn mount(folder: PathBuf, mib: u32) -> anyhow::Result<Self> {
+        let size = format!("size={mib}M");
+        run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"], &folder)?;
+        Ok(Self { folder })
+    }
+
+    /// Fails if somebody still has a file of it open.
+    fn remove(self) -> anyhow::Result<()> {
+        run("umount", &[], &self.folder)?;
+        std::fs::remove_dir(&self.folder)?;
+        Ok(())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        if self.folder.exists() {
+            // An error is on its way already.
+            let _ = run("umount", &["--lazy"], &self.folder);
+        }
+    }
+}
+
+fn run(program: &str, args: &[&str], folder: &Path) -> anyhow::Result<()> {
+    let status = Command::new(program).args(args).arg(folder).status()?;
+    ensure!(status.success(), "`{program}` ended with {status}");
+    Ok(())
+}
+
+async fn child_killed(kit: &Kit, source: &Source, random: &mut StdRng) -> anyhow::Result<bool> {
+    let cut = source.vm.branch_to(source.changes()).await?;
+    let child = kit.empty(cut.shape).await?;
+    let delay = Duration::from_micros(random.random_range(0..500_000));
+    let answered = tokio::select! {
+        done = async {
+            kit.restore(&child, &cut, ForkOptions::default()).await?;
+            child.answers().await
+        } => Some(done?),
+        () = tokio::time::sleep(delay) => None,
+    };
+    child.kill();
+    child.wait_end().await?;
+    end(child).await?;
+    Ok(answered.is_none())
+}
+
+async fn spawner_killed(
+    kit: &mut Kit,
+    source: &Source,
+    random: &mut StdRng,
+) -> anyhow::Result<bool> {
+    let delay = Duration::from_micros(random.random_range(0..200_000));
+    let begun = Instant::now();
+    let (cut, killed) = tokio::join!(source.vm.branch_to(source.changes()), async {
+        tokio::time::sleep(delay).await;
+        kit.kill_spawner()?;
+        anyhow::Ok(begun.elapsed())
+    });
+    let killed = killed?;
+    let cut = cut.context("the cut needed forkd-spawn")?;
+    kit.restart_spawner().await?;
+    Ok(u128::from(cut.report.total_us) > killed.as_micros())
+}
+
+/// What must not become more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Traces {
+    /// Processes that have files of ours open.
+    processes: Vec<u32>,
+    counts: Counts,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    /// Open files of `forkd-spawn`.
+    spawner_files: usize,
+    /// Open files of this program.
+    own_files: usize,
+    /// Open files of the source's VMM beside the layers of its disks.
+    source_files: usize,
+    /// Bound sockets.
+    sockets: usize,
+    /// File systems mounted below the work folder.
+    mounts: usize,
+}
+
+impl Counts {
+    /// The least of both. A connection that is just being closed may be counted once, not for ever.
+    fn least(self, other: Self) -> Self {
+        Self {
+            spawner_files: self.spawner_files.min(other.spawner_files),
+            own_files: self.own_files.min(other.own_files),
+            source_files: self.source_files.min(other.source_files),
+            sockets: self.sockets.min(other.sockets),
+            mounts: self.mounts.min(other.mounts),
+        }
+    }
+}
+
+impl Traces {
+    async fn now(kit: &Kit, source: &Vm) -> anyhow::Result<Self> {
+        let disks = source.disks().await;
+        let layers: usize = disks.iter().map(|disk| disk.layers.len()).sum();
+        let work = kit.work().to_string_lossy().into_owned();
+        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+        Ok(Self {
+            processes: procfs::using(kit.work())?,
+            counts: Counts {
+                spawner_files: procfs::open_files(kit.spawner_pid())?,
+                own_files: procfs::open_files(std::process::id())?,
+                source_files: procfs::open_files(source.pid())? - layers,
+                sockets: procfs::unix_sockets_below(kit.work())?,
+                mounts: mounts.lines().filter(|line| line.contains(&work)).count(),
+            },
+        })
+    }
+
+    /// Waits until there is no more than at the best of times.
+    async fn settle(&mut self, kit: &Kit, source: &Vm) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        loop {
+            let now = Self::now(kit, source).await?;
+            self.counts = self.counts.least(now.counts);
+            if now == *self {
+                return Ok(());
+            }
+            ensure!(
+                begun.elapsed() < SETTLE_LIMIT,
+                "{now:?} instead of {self:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Cutting a machine at one instant.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::bail;
+use forkd_vmm_proto::{Command, CutSpec, Event, FdIndex, Reply};
+
+use crate::disk::new_layer;
+use crate::{Disk, Fds, Frozen, Vm};
+
+/// What a cut of only what changed builds on.
+#[derive(Debug)]
+pub(crate) struct Base {
+    /// Its files.
+    pub frozen: Frozen,
+    /// Its number in the VMM.
+    pub image: u64,
+}
+
+/// The files of a cut, and what it holds.
+#[derive(Debug, Clone)]
+pub struct CutFiles {
+    /// vCPU and device state.
+    pub state: PathBuf,
+    /// Memory.
+    pub memory: PathBuf,
+    /// Which page lies where; used if only what changed is written.
+    pub index: PathBuf,
+    /// Write only what changed since the last cut, or since the machine was started from one.
+    pub only_changed: bool,
+}
+
+impl CutFiles {
+    /// New names in a folder.
+    pub fn in_folder(folder: &Path, only_changed: bool) -> Self {
+        let number: u64 = rand::random();
+        let name = |ending| folder.join(format!("cut-{number:x}.{ending}"));
+        Self {
+            state: name("state"),
+            memory: name("memory"),
+            index: name("index"),
+            only_changed,
+        }
+    }
+}
+
+impl Vm {
+    /// Cuts the machine and ends it: what children are made from.
+    pub async fn freeze(self) -> anyhow::Result<Frozen> {
+        let files = CutFiles::in_folder(self.folder(), false);
+        let frozen = self.cut(false, files).await?;
+        self.stop().await?;
+        Ok(frozen)
+    }
+
+    /// Cuts the machine at one instant while it goes on.
+    pub async fn branch(&self) -> anyhow::Result<Frozen> {
+        self.branch_to(CutFiles::in_folder(self.folder(), false))
+            .await
+    }
+
+    /// Cuts the machine while it goes on, to files of the caller's.
+    pub async fn branch_to(&self, files: CutFiles) -> anyhow::Result<Frozen> {
+        self.cut(true, files).await
+    }
+
+    /// Tries a cut whose memory goes to a device that is always full.
+    pub async fn branch_to_full_disk(&self) -> anyhow::Result<Frozen> {
+        let mut files = CutFiles::in_folder(self.folder(), false);
+        files.memory = PathBuf::from("/dev/full");
+        self.branch_to(files).await
+    }
+
+    async fn cut(&self, go_on: bool, files: CutFiles) -> anyhow::Result<Frozen> {
+        let mut fds = Fds::default();
+        let mut disks = self.disks_now().await;
+        let mut base = self.base().await;
+        let onto = base.as_ref().filter(|_| files.only_changed);
+        let (next, new_layers) = self.next_disks(&disks, go_on, &mut fds)?;
+        let spec = CutSpec {
+            state: fds.add(new_file(&files.state)?),
+            memory: fds.add(new_file(&files.memory)?),
+            only_changed: files.only_changed,
+            onto: onto.map_or(0, |base| base.image),
+            index: match onto {
+                Some(_) => Some(fds.add(new_file(&files.index)?)),
+                None => None,
+            },
+            new_layers,
+            resume: go_on,
+        };
+        let answer = self.vmm.call(Command::Cut(spec), &fds.borrow()).await;
+        let mut frozen = Frozen {
+            shape: self.process.shape,
+            state: files.state,
+            below: onto.map_or(Vec::new(), |base| base.frozen.layers()),
+            memory: files.memory,
+            index: onto.map(|_| files.index),
+            disks: disks.clone(),
+            net: self.has_net(),
+            report: Default::default(),
+        };
+        // From this event on the machine writes to the new layers, whatever becomes of the files.
+        if self.cut_was_taken().await || answer.is_ok() {
+            *disks = next;
+        }
+        frozen.report = match answer? {
+            Reply::Cut(report) => report,
+            reply => bail!("the VMM answered {reply:?} to a cut"),
+        };
+        *base = Some(Base {
+            image: frozen.report.image,
+            frozen: frozen.clone(),
+        });
+        Ok(frozen)
+    }
+
+    /// The disks as they are after the cut, and their new layers.
+    fn next_disks(
+        &self,
+        disks: &[Disk],
+        go_on: bool,
+        fds: &mut Fds,
+    ) -> anyhow::Result<(Vec<Disk>, Vec<FdIndex>)> {
+        let number: u64 = rand::random();
+        let mut new_layers = Vec::new();
+        let mut next = disks.to_vec();
+        for disk in next.iter_mut().filter(|disk| go_on && !disk.read_only) {
+            let path = self
+                .folder()
+                .join(format!("{}-{number:x}.layer", disk.serial));
+            new_layers.push(fds.add(new_layer(&disk.base, &path, disk.limit)?));
+            disk.layers.push(path);
+        }
+        Ok((next, new_layers))
+    }
+
+    /// Looks for the event among those that have come.
+    async fn cut_was_taken(&self) -> bool {
+        let moment = Duration::from_millis(1);
+        self.wait_event(moment, |event| matches!(event, Event::CutTaken { .. }))
+            .await
+            .is_ok()
+    }
+}
+
+pub(crate) fn new_file(path: &Path) -> anyhow::Result<File> {
+    Ok(File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)?)
+}

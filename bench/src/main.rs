@@ -1,11 +1,16 @@
 //! `forkd-bench`: measures what forkd promises, and says what each clock covers.
 
+mod branch;
+mod chain;
 mod chart;
 mod children;
+mod daemon;
 mod floor;
 mod fork;
 mod history;
 mod report;
+mod rollback;
+mod source;
 mod spawned;
 mod stats;
 
@@ -32,6 +37,12 @@ enum What {
     Primitives(PrimitivesArgs),
     /// Children of a warm Python parent, through the daemon of this host.
     Fork(children::Args),
+    /// A running sandbox is cut again and again, through the daemon of this host.
+    Branch(branch::Args),
+    /// A running sandbox goes back to a checkpoint again and again, through the daemon of this host.
+    Rollback(rollback::Args),
+    /// What the depth of a chain of snapshots costs, through the daemon of this host.
+    Chain(chain::Args),
     /// One child of the floor measurement.
     #[command(name = floor::CHILD, hide = true)]
     FloorChild {
@@ -103,6 +114,9 @@ fn main() -> anyhow::Result<()> {
         What::FloorChild { memory } => floor::child(memory),
         What::Primitives(args) => primitives(&args),
         What::Fork(args) => children::run(&args),
+        What::Branch(args) => branch::run(&args),
+        What::Rollback(args) => rollback::run(&args),
+        What::Chain(args) => chain::run(&args),
     }
 }
 

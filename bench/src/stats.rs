@@ -26,6 +26,14 @@ impl Spread {
             max: rank(&sorted, 100),
         }
     }
+
+    /// A line of a table: what it is, then the three.
+    pub fn line(&self, what: &str) -> String {
+        format!(
+            "{what:<32} {:>9.2} {:>9.2} {:>9.2}\n",
+            self.p50, self.p99, self.max
+        )
+    }
 }
 
 /// The smallest value that at least `percent` of the values do not exceed.

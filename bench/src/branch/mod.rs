@@ -1,0 +1,168 @@
+//! `branch`: a running sandbox is cut again and again.
+
+mod report;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use forkd_api::{BranchRequest, EventInfo, EventKind};
+use forkd_client::Frames;
+use forkd_types::MiB;
+
+use crate::daemon::{self, Daemon, DaemonArgs};
+use crate::report::Host;
+use crate::source::Source;
+use report::{Branch, Conditions, Report};
+
+/// Arguments of `branch`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Memory of the sources.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "512M,1536M",
+        value_name = "SIZE,…"
+    )]
+    memory: Vec<MiB>,
+
+    /// How much changes between branches.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "8M,30M,300M",
+        value_name = "SIZE,…"
+    )]
+    dirty: Vec<MiB>,
+
+    /// Branches in a row.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=20))]
+    rounds: u8,
+
+    #[command(flatten)]
+    daemon: DaemonArgs,
+
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `branch`.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let host = Host::here();
+    let branch = daemon::run(&args.daemon, "branch", async |daemon| {
+        let mut results = Vec::new();
+        for &memory in &args.memory {
+            let parent = daemon.parent(memory).await?;
+            for &dirty in &args.dirty {
+                eprintln!("{} branches of {memory} with {dirty} dirty", args.rounds);
+                let measured = measure(daemon, &parent, memory, dirty, args.rounds).await?;
+                results.push(measured);
+            }
+        }
+        Ok(results)
+    })?;
+    let report = Report {
+        branch,
+        conditions: Conditions::new(host, args.rounds.into()),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(())
+}
+
+/// What one branch cost.
+#[derive(Debug, Default)]
+pub struct Times {
+    /// The longest gap of the guest's clock during the branch.
+    pub guest_gap: Duration,
+    /// The longest gap in a time as long as the branch, without one.
+    pub quiet_gap: Duration,
+    /// The pause as the VMM reports it.
+    pub host_pause: Duration,
+    /// From the request until the source ran again.
+    pub source_runs: Duration,
+    /// From the request until the snapshot was durable.
+    pub durable: Duration,
+    /// From the request until a child of it had answered.
+    pub child_answers: Duration,
+    /// Bytes of memory written.
+    pub written: u64,
+}
+
+async fn measure(
+    daemon: &Daemon,
+    parent: &str,
+    memory: MiB,
+    dirty: MiB,
+    rounds: u8,
+) -> anyhow::Result<Branch> {
+    let source = Source::start(daemon, parent, dirty).await?;
+    source.watch().await?;
+    let mut events = daemon.client.events().await?;
+    let mut all = Vec::new();
+    // The first one holds all that the preparations changed, and is not counted.
+    for round in 0..=rounds {
+        source.dirty(dirty).await?;
+        let tag = daemon.tag(&format!("{}-{}-{round}", memory.0, dirty.0));
+        let times = once(daemon, &source, &tag, &mut events).await?;
+        if round > 0 {
+            all.push(times);
+        }
+    }
+    source.end().await;
+    Ok(Branch::of(memory, dirty, &all))
+}
+
+async fn once(
+    daemon: &Daemon,
+    source: &Source<'_>,
+    tag: &str,
+    events: &mut Frames<EventInfo>,
+) -> anyhow::Result<Times> {
+    source.longest_gap().await?;
+    let begun = Instant::now();
+    let request = BranchRequest {
+        tag: Some(tag.to_owned()),
+        wait: false,
+        ..BranchRequest::default()
+    };
+    let info = daemon.client.branch(source.id(), &request).await?;
+    let source_runs = begun.elapsed();
+    until_durable(events, tag).await?;
+    let durable = begun.elapsed();
+    let guest_gap = source.longest_gap().await?;
+    let asked = Instant::now();
+    let child = daemon.start(tag).await?;
+    let child_answers = durable + asked.elapsed();
+    daemon.end(vec![child]).await;
+    source.longest_gap().await?;
+    tokio::time::sleep(durable).await;
+    let quiet_gap = source.longest_gap().await?;
+    let detail = daemon.client.snapshot(tag).await?;
+    Ok(Times {
+        guest_gap,
+        quiet_gap,
+        host_pause: Duration::from_micros(info.pause_us.context("no pause is known")?),
+        source_runs,
+        durable,
+        child_answers,
+        written: detail.memory_physical_bytes,
+    })
+}
+
+async fn until_durable(events: &mut Frames<EventInfo>, tag: &str) -> anyhow::Result<()> {
+    while let Some(event) = events.next().await? {
+        match event.kind {
+            EventKind::SnapshotReady if event.object == tag => return Ok(()),
+            EventKind::SnapshotFailed if event.object == tag => {
+                bail!("the branch {tag} failed: {:?}", event.detail)
+            }
+            _ => {}
+        }
+    }
+    bail!("the daemon tells no more events")
+}

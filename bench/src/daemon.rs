@@ -71,6 +71,7 @@ impl Daemon {
             image: Some(self.image.clone()),
             mem_size_mib: Some(memory.0),
             rw: true,
+            wait: true,
             ..CreateSnapshot::default()
         };
         self.client

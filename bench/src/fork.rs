@@ -3,9 +3,7 @@
 //! The clock of a child starts when its shell is asked for and stops when its first instruction's signal has
 //! come back: hand-out, console and socket of its own, descriptors, mapping, restore, the first run.
 
-use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,104 +11,28 @@ use anyhow::{Context, bail};
 use forkd_sys::{Channel, ChannelError};
 use forkd_types::MiB;
 use forkd_vmm::client::Attach;
-use forkd_vmm_proto::{
-    BootSpec, Command, ConsoleSpec, CpuModel, CutReport, CutSpec, Event, FromVmm, MAX_MESSAGE,
-    MemoryImage, PageIndex, Reply, Request, RestoreSpec, Shape, VsockSpec, decode, encode,
-};
+use forkd_vmm_proto::{Command, Event, FromVmm, MAX_MESSAGE, Request, decode, encode};
 use rustix::event::epoll;
 
 use crate::floor::Burst;
+use crate::frozen::{Frozen, Surroundings};
 use crate::spawned::Spawned;
-
-/// How long a VMM may take to answer before something is wrong.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// A frozen tiny guest and what it takes to fork it.
 #[derive(Debug)]
 pub struct Bench {
     spawned: Spawned,
-    shape: Shape,
-    state: File,
-    memory: File,
+    frozen: Frozen,
     work: PathBuf,
     folders: u64,
 }
 
-/// The surroundings of one child: what the controller makes for each.
-#[derive(Debug)]
-struct Surroundings {
-    console: File,
-    listener: UnixListener,
-}
-
-impl Surroundings {
-    fn make(work: &Path, number: u64) -> anyhow::Result<Self> {
-        Ok(Self {
-            console: File::create(work.join(format!("{number}.console")))?,
-            listener: UnixListener::bind(work.join(format!("{number}.vsock")))?,
-        })
-    }
-
-    fn console<'a>(&'a self, attach: &mut Attach<'a>) -> ConsoleSpec {
-        ConsoleSpec {
-            output: attach.add(&self.console),
-            bytes_per_second: 0,
-            max_bytes: 1 << 20,
-        }
-    }
-
-    fn vsock<'a>(&'a self, attach: &mut Attach<'a>) -> VsockSpec {
-        VsockSpec {
-            cid: 3,
-            listener: attach.add(&self.listener),
-        }
-    }
-}
-
 impl Bench {
-    /// Boots the tiny guest up to its first instruction and freezes it there.
+    /// Freezes the tiny guest before its first instruction.
     pub fn new(work: &Path, memory: MiB) -> anyhow::Result<Self> {
-        let mut spawned = Spawned::start(work)?;
-        let shape = Shape {
-            memory,
-            vcpus: 1,
-            cpu: CpuModel::Host,
-        };
-        let control = spawned.take(shape, 1)?.pop().context("no shell")?;
-        let mut kernel = tempfile::tempfile_in(work)?;
-        std::io::Write::write_all(&mut kernel, &forkd_vmm::tiny::image())?;
-        let surroundings = Surroundings::make(work, 0)?;
-        let mut attach = Attach::new();
-        let spec = BootSpec {
-            kernel: attach.add(&kernel),
-            initramfs: None,
-            cmdline: String::new(),
-            disks: Vec::new(),
-            net: None,
-            vsock: surroundings.vsock(&mut attach),
-            console: surroundings.console(&mut attach),
-            generation: [1; 16],
-            run: false,
-        };
-        ask(&control, Command::Boot(Box::new(spec)), &attach)?;
-        let (state, image) = (tempfile::tempfile_in(work)?, tempfile::tempfile_in(work)?);
-        let mut attach = Attach::new();
-        let spec = CutSpec {
-            state: attach.add(&state),
-            memory: attach.add(&image),
-            only_changed: false,
-            onto: 0,
-            index: None,
-            new_layers: Vec::new(),
-            resume: false,
-        };
-        ask(&control, Command::Cut(spec), &attach)?;
-        send(&control, Command::Stop, &Attach::new())?;
         Ok(Self {
-            spawned,
-            shape,
-            state,
-            memory: image,
+            spawned: Spawned::start(work)?,
+            frozen: Frozen::new(work, memory, &forkd_vmm::tiny::image())?,
             work: work.to_owned(),
             folders: 0,
         })
@@ -118,7 +40,7 @@ impl Bench {
 
     /// Forks `n` children at once from pooled shells. Also says how long the pool took to fill.
     pub fn burst(&mut self, n: usize) -> anyhow::Result<(Burst, Duration)> {
-        let filled = self.spawned.fill(self.shape, u32::try_from(n)?)?;
+        let filled = self.spawned.fill(self.frozen.shape, u32::try_from(n)?)?;
         // Shells have just been created; let the kernel finish with that before the clock starts.
         std::thread::sleep(Duration::from_millis(200));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -128,7 +50,7 @@ impl Bench {
         let begun = Instant::now();
         while children.len() < n {
             let asked = Instant::now();
-            for control in self.spawned.take(self.shape, n - children.len())? {
+            for control in self.spawned.take(self.frozen.shape, n - children.len())? {
                 started.push(asked);
                 self.restore(&control)?;
                 let data = epoll::EventData::new_u64(children.len() as u64);
@@ -138,7 +60,7 @@ impl Bench {
         }
         wait_for_all(&epoll, &children, &started, &mut each)?;
         let wall = begun.elapsed();
-        self.spawned.stop_refilling(self.shape)?;
+        self.spawned.stop_refilling(self.frozen.shape)?;
         for control in &children {
             send(control, Command::Stop, &Attach::new())?;
         }
@@ -156,20 +78,10 @@ impl Bench {
         self.folders += 1;
         let surroundings = Surroundings::make(&self.work, self.folders)?;
         let mut attach = Attach::new();
-        let spec = RestoreSpec {
-            state: attach.add(&self.state),
-            memory: MemoryImage {
-                layers: vec![attach.add(&self.memory)],
-                index: PageIndex::Identity,
-            },
-            disks: Vec::new(),
-            net: None,
-            vsock: surroundings.vsock(&mut attach),
-            console: surroundings.console(&mut attach),
-            generation: u128::from(self.folders).to_le_bytes(),
-            prefault: None,
-            run: true,
-        };
+        let generation = u128::from(self.folders);
+        let spec = self
+            .frozen
+            .restore(&surroundings, generation, true, &mut attach);
         send(control, Command::Restore(Box::new(spec)), &attach)
     }
 }
@@ -207,29 +119,6 @@ fn wait_for_all(
 
 fn send(control: &Channel, command: Command, attach: &Attach<'_>) -> anyhow::Result<()> {
     Ok(control.send(&encode(&Request { seq: 1, command })?, attach.fds())?)
-}
-
-/// Sends a command and waits for its answer.
-fn ask(
-    control: &Channel,
-    command: Command,
-    attach: &Attach<'_>,
-) -> anyhow::Result<Option<CutReport>> {
-    send(control, command, attach)?;
-    let begun = Instant::now();
-    while begun.elapsed() < ANSWER_LIMIT {
-        match receive(control)? {
-            Some(FromVmm::Response(response)) => {
-                return match response.result? {
-                    Reply::Cut(report) => Ok(Some(report)),
-                    _ => Ok(None),
-                };
-            }
-            Some(FromVmm::Event(_)) => {}
-            None => std::thread::sleep(Duration::from_millis(1)),
-        }
-    }
-    bail!("a VMM did not answer")
 }
 
 /// The next message if there is one: control sockets handed out by `forkd-spawn` do not block.

@@ -1,138 +1,45 @@
 //! What a cut and a roll-back cost, with a guest of a few bytes that does nothing but write to memory.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use forkd_types::MiB;
 use forkd_vmm::client::{Attach, Client};
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
-    BootSpec, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutReport, CutSpec, MemoryImage,
-    PageIndex, Reply, RestoreSpec, RollbackReport, RollbackSpec, Shape, VsockSpec,
+    CheckpointSpec, Command, CutReport, CutSpec, Reply, RollbackReport, RollbackSpec,
 };
 
+use crate::frozen::{self, Frozen, Surroundings};
 use crate::report::{Cut, PagesFrom, Parts, Rollback};
-use crate::spawned::beside;
 use crate::stats::Spread;
 
 /// Passes of the guest over its pages before something is measured.
 const PASSES: usize = 2;
 
-/// A frozen guest and the place for files.
-struct Frozen {
-    state: File,
-    memory: File,
-    shape: Shape,
-    work: PathBuf,
-}
-
 /// A running guest.
 struct Running {
     client: Client,
     work: PathBuf,
-    _around: (tempfile::TempDir, OwnedFd, File),
-}
-
-impl Frozen {
-    /// A guest that writes to so much of its memory, frozen before its first instruction.
-    fn new(work: &Path, memory: MiB, dirty: MiB) -> anyhow::Result<Self> {
-        let shape = Shape {
-            memory,
-            vcpus: 1,
-            cpu: CpuModel::Host,
-        };
-        let mut vm = Running::shell(work, shape)?;
-        let mut kernel = tempfile::tempfile_in(work)?;
-        let program = tiny::dirtying(dirty.0 * 256);
-        std::io::Write::write_all(&mut kernel, &program)?;
-        let (_, listener, console) = &vm._around;
-        let mut attach = Attach::new();
-        let spec = BootSpec {
-            kernel: attach.add(&kernel),
-            initramfs: None,
-            cmdline: String::new(),
-            disks: Vec::new(),
-            net: None,
-            vsock: vsock(listener, &mut attach),
-            console: output(console, &mut attach),
-            generation: [1; 16],
-            run: false,
-        };
-        vm.client.boot(spec, &attach)?;
-        let (state, image) = (tempfile::tempfile_in(work)?, tempfile::tempfile_in(work)?);
-        let mut attach = Attach::new();
-        let spec = CutSpec {
-            state: attach.add(&state),
-            memory: attach.add(&image),
-            only_changed: false,
-            onto: 0,
-            index: None,
-            new_layers: Vec::new(),
-            resume: false,
-        };
-        vm.client.cut(spec, &attach)?;
-        Ok(Self {
-            state,
-            memory: image,
-            shape,
-            work: work.to_owned(),
-        })
-    }
-
-    fn start(&self, run: bool) -> anyhow::Result<Running> {
-        let mut vm = Running::shell(&self.work, self.shape)?;
-        let (_, listener, console) = &vm._around;
-        let mut attach = Attach::new();
-        let spec = RestoreSpec {
-            state: attach.add(&self.state),
-            memory: MemoryImage {
-                layers: vec![attach.add(&self.memory)],
-                index: PageIndex::Identity,
-            },
-            disks: Vec::new(),
-            net: None,
-            vsock: vsock(listener, &mut attach),
-            console: output(console, &mut attach),
-            generation: [2; 16],
-            prefault: None,
-            run,
-        };
-        vm.client.restore(spec, &attach)?;
-        Ok(vm)
-    }
-}
-
-fn vsock<'a>(listener: &'a OwnedFd, attach: &mut Attach<'a>) -> VsockSpec {
-    VsockSpec {
-        cid: 3,
-        listener: attach.add(listener),
-    }
-}
-
-fn output<'a>(console: &'a File, attach: &mut Attach<'a>) -> ConsoleSpec {
-    ConsoleSpec {
-        output: attach.add(console),
-        bytes_per_second: 0,
-        max_bytes: 1 << 20,
-    }
+    _around: (tempfile::TempDir, Surroundings),
 }
 
 impl Running {
-    fn shell(work: &Path, shape: Shape) -> anyhow::Result<Self> {
-        let dir = tempfile::tempdir_in(work)?;
-        let listener = UnixListener::bind(dir.path().join("vsock"))?;
-        let console = File::create(dir.path().join("console"))?;
-        let mut client = Client::start(&beside("forkd-vmm")?, &[])
-            .context("forkd-vmm did not start: build it first with `make build`")?;
-        client.prepare(shape)?;
+    /// Starts a guest that writes to so much of its memory.
+    fn start(work: &Path, memory: MiB, dirty: MiB, run: bool) -> anyhow::Result<Self> {
+        let frozen = Frozen::new(work, memory, &tiny::dirtying(dirty.0 * 256))?;
+        let folder = tempfile::tempdir_in(work)?;
+        let around = Surroundings::make(folder.path(), 0)?;
+        let mut client = frozen::shell(frozen.shape)?;
+        let mut attach = Attach::new();
+        let spec = frozen.restore(&around, 2, run, &mut attach);
+        client.restore(spec, &attach)?;
         Ok(Self {
             client,
             work: work.to_owned(),
-            _around: (dir, listener.into(), console),
+            _around: (folder, around),
         })
     }
 
@@ -194,7 +101,7 @@ impl Running {
 
 /// Cuts a guest of `memory` that keeps `dirty` of it changing, each cut onto the one before.
 pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Result<Cut> {
-    let mut vm = Frozen::new(work, memory, dirty)?.start(true)?;
+    let mut vm = Running::start(work, memory, dirty, true)?;
     let (mut pauses, mut parts) = (Vec::new(), Vec::new());
     let mut onto = 0;
     for _ in 0..rounds {
@@ -220,7 +127,7 @@ pub fn rollbacks(
     from: PagesFrom,
     rounds: usize,
 ) -> anyhow::Result<Rollback> {
-    let mut vm = Frozen::new(work, memory, dirty)?.start(from == PagesFrom::Checkpoint)?;
+    let mut vm = Running::start(work, memory, dirty, from == PagesFrom::Checkpoint)?;
     if from == PagesFrom::Checkpoint {
         vm.let_write()?;
     }

@@ -7,6 +7,7 @@ mod children;
 mod daemon;
 mod floor;
 mod fork;
+mod frozen;
 mod history;
 mod report;
 mod rollback;

@@ -1,5 +1,6 @@
 //! A running guest.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,9 +15,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::Disk;
 use crate::cut::Base;
 use crate::ends::Ends;
+use crate::{Disk, Fds};
 
 /// How long a guest may take to boot on a slow, loaded machine.
 const READY_LIMIT: Duration = Duration::from_secs(200);

@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use forkd_guest_proto::ProcessState;
 use forkd_testkit::{BootOptions, CutFiles, ForkOptions, Frozen, Kit, Vm, procfs};
-use forkd_vmm_proto::{VmmError, VmmErrorCode};
+use forkd_vmm_proto::VmmErrorCode;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::load::check_chain;
 use crate::scenario::{Run, times};
+use crate::support::vmm_error;
 
 const CHAIN: &str = "/root/chain";
 /// Branches of one source. Every cut puts layers on memory and disks, and there is an end to their number.
@@ -246,12 +247,10 @@ async fn none_left(kit: &Kit, source: &Vm, refuser: &Vm, files: &CutFiles) -> an
     let Err(error) = kit.restore(refuser, &half, ForkOptions::default()).await else {
         bail!("half a cut was started");
     };
-    let said = error
-        .chain()
-        .find_map(|cause| cause.downcast_ref::<VmmError>());
+    let said = vmm_error(&error)?;
     ensure!(
-        said.is_some_and(|said| said.code == VmmErrorCode::BadSnapshot),
-        "refused with {error:?}"
+        said.code == VmmErrorCode::BadSnapshot,
+        "refused with {said:?}"
     );
     for path in [&files.state, &files.memory, &files.index] {
         if path.starts_with(kit.work()) && path.exists() {

@@ -9,6 +9,7 @@ use clap::Args;
     after_help = "Examples:\n  \
     forkd bench primitives                the fork path alone, on any /dev/kvm\n  \
     forkd bench fork --n 1,10 --json      children of a warm Python parent\n  \
+    forkd bench branch --dirty 8M         what a branch costs its source\n  \
     forkd bench --help                    every benchmark and its flags"
 )]
 pub struct BenchArgs {

@@ -39,13 +39,13 @@ impl<'a> Source<'a> {
         &self.info.id
     }
 
-    /// Starts the process that reads the clock all the time.
+    /// From now on a process of the guest reads the clock all the time.
     pub async fn watch(&self) -> anyhow::Result<()> {
         self.eval("bench_watch()").await?;
         Ok(())
     }
 
-    /// The longest time between two looks at the clock since this was last asked.
+    /// Ends that; gives the longest time between two looks at the clock.
     pub async fn longest_gap(&self) -> anyhow::Result<Duration> {
         let answer = self.eval("bench_gap()").await?;
         let nanos = answer

@@ -77,9 +77,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// What one branch cost.
 #[derive(Debug, Default)]
 pub struct Times {
-    /// The longest gap of the guest's clock during the branch.
+    /// The longest gap of the guest's clock until the source ran again.
     pub guest_gap: Duration,
-    /// The longest gap in a time as long as the branch, without one.
+    /// The longest gap in as long a time without a branch.
     pub quiet_gap: Duration,
     /// The pause as the VMM reports it.
     pub host_pause: Duration,
@@ -101,7 +101,6 @@ async fn measure(
     rounds: u8,
 ) -> anyhow::Result<Branch> {
     let source = Source::start(daemon, parent, dirty).await?;
-    source.watch().await?;
     let mut events = daemon.client.events().await?;
     let mut all = Vec::new();
     // The first one holds all that the preparations changed, and is not counted.
@@ -123,24 +122,29 @@ async fn once(
     tag: &str,
     events: &mut Frames<EventInfo>,
 ) -> anyhow::Result<Times> {
-    source.longest_gap().await?;
-    let begun = Instant::now();
+    source.watch().await?;
     let request = BranchRequest {
         tag: Some(tag.to_owned()),
         wait: false,
         ..BranchRequest::default()
     };
-    let info = daemon.client.branch(source.id(), &request).await?;
-    let source_runs = begun.elapsed();
-    until_durable(events, tag).await?;
-    let durable = begun.elapsed();
-    let guest_gap = source.longest_gap().await?;
+    let begun = Instant::now();
+    let branched = async {
+        let info = daemon.client.branch(source.id(), &request).await?;
+        let runs = begun.elapsed();
+        anyhow::Ok((info, runs, source.longest_gap().await?))
+    };
+    let durable = async {
+        until_durable(events, tag).await?;
+        anyhow::Ok(begun.elapsed())
+    };
+    let ((info, source_runs, guest_gap), durable) = tokio::try_join!(branched, durable)?;
     let asked = Instant::now();
     let child = daemon.start(tag).await?;
     let child_answers = durable + asked.elapsed();
     daemon.end(vec![child]).await;
-    source.longest_gap().await?;
-    tokio::time::sleep(durable).await;
+    source.watch().await?;
+    tokio::time::sleep(source_runs).await;
     let quiet_gap = source.longest_gap().await?;
     let detail = daemon.client.snapshot(tag).await?;
     Ok(Times {

@@ -86,7 +86,7 @@ impl Conditions {
             rounds,
             clock: "through the daemon's REST API, one source of 1 vCPU, every page of the dirty set changed before \
                     each branch; guest gap: the longest time between two looks at CLOCK_MONOTONIC of a process that \
-                    does nothing else, from the request until the snapshot is durable, other processes of the guest \
+                    does nothing else, from the request until the source runs again, other processes of the guest \
                     included; quiet gap: the same over as long a time without a branch; host pause: from the first \
                     vCPU stopped to the last one running again; source, child, durable: from sending the request \
                     until it was answered, a child started when the snapshot was durable had answered, the \

@@ -5,12 +5,12 @@ import numpy as _np
 _box = _mmap.mmap(-1, 4096)
 _gap = memoryview(_box).cast('Q')
 
-# The second number says whether to look. Looking takes a whole processor, which others may need.
+# The second number says until when to look. Looking takes a whole processor, which others may need.
 def _watch():
     now = _time.monotonic_ns
     while True:
-        last = now()
-        while _gap[1]:
+        t = last = now()
+        while t < _gap[1]:
             t = now()
             if t - last > _gap[0]:
                 _gap[0] = t - last
@@ -20,14 +20,15 @@ def _watch():
 if _os.fork() == 0:
     _watch()
 
-def bench_watch():
-    _gap[1] = 1
+def bench_watch(ms):
+    _gap[1] = _time.monotonic_ns() + ms * 1000000
     _time.sleep(0.05)
     _gap[0] = 0
 
-# The longest gap in nanoseconds since bench_watch(), which it ends.
+# The longest gap in nanoseconds since bench_watch(), after its time is over.
 def bench_gap():
-    _gap[1] = 0
+    while _time.monotonic_ns() < _gap[1]:
+        _time.sleep(0.01)
     return _gap[0]
 
 def bench_room(mib):

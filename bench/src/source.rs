@@ -39,13 +39,14 @@ impl<'a> Source<'a> {
         &self.info.id
     }
 
-    /// From now on a process of the guest reads the clock all the time.
-    pub async fn watch(&self) -> anyhow::Result<()> {
-        self.eval("bench_watch()").await?;
+    /// For so long a process of the guest reads the clock all the time.
+    pub async fn watch(&self, long: Duration) -> anyhow::Result<()> {
+        self.eval(&format!("bench_watch({})", long.as_millis()))
+            .await?;
         Ok(())
     }
 
-    /// Ends that; gives the longest time between two looks at the clock.
+    /// When that is over: the longest time between two looks at the clock.
     pub async fn longest_gap(&self) -> anyhow::Result<Duration> {
         let answer = self.eval("bench_gap()").await?;
         let nanos = answer

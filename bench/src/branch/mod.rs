@@ -14,6 +14,10 @@ use crate::report::Host;
 use crate::source::Source;
 use report::{Branch, Conditions, Report};
 
+/// How long the guest looks at its clock. The source has to run again within that time, and nobody may ask the guest
+/// for anything meanwhile: it would be seen, too.
+const WATCH: Duration = Duration::from_secs(2);
+
 /// Arguments of `branch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -77,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// What one branch cost.
 #[derive(Debug, Default)]
 pub struct Times {
-    /// The longest gap of the guest's clock until the source ran again.
+    /// The longest gap of the guest's clock in the time that begins with the request.
     pub guest_gap: Duration,
     /// The longest gap in as long a time without a branch.
     pub quiet_gap: Duration,
@@ -122,7 +126,7 @@ async fn once(
     tag: &str,
     events: &mut Frames<EventInfo>,
 ) -> anyhow::Result<Times> {
-    source.watch().await?;
+    source.watch(WATCH).await?;
     let request = BranchRequest {
         tag: Some(tag.to_owned()),
         wait: false,
@@ -131,20 +135,20 @@ async fn once(
     let begun = Instant::now();
     let branched = async {
         let info = daemon.client.branch(source.id(), &request).await?;
-        let runs = begun.elapsed();
-        anyhow::Ok((info, runs, source.longest_gap().await?))
+        anyhow::Ok((info, begun.elapsed()))
     };
     let durable = async {
         until_durable(events, tag).await?;
         anyhow::Ok(begun.elapsed())
     };
-    let ((info, source_runs, guest_gap), durable) = tokio::try_join!(branched, durable)?;
+    let ((info, source_runs), durable) = tokio::try_join!(branched, durable)?;
     let asked = Instant::now();
     let child = daemon.start(tag).await?;
     let child_answers = durable + asked.elapsed();
     daemon.end(vec![child]).await;
-    source.watch().await?;
-    tokio::time::sleep(source_runs).await;
+    let guest_gap = source.longest_gap().await?;
+    source.watch(WATCH).await?;
+    tokio::time::sleep(WATCH).await;
     let quiet_gap = source.longest_gap().await?;
     let detail = daemon.client.snapshot(tag).await?;
     Ok(Times {

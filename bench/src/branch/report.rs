@@ -86,9 +86,9 @@ impl Conditions {
             rounds,
             clock: "through the daemon's REST API, one source of 1 vCPU, every page of the dirty set changed before \
                     each branch; guest gap: the longest time between two looks at CLOCK_MONOTONIC of a process that \
-                    does nothing else, from the request until the source runs again, other processes of the guest \
-                    included; quiet gap: the same over as long a time without a branch; host pause: from the first \
-                    vCPU stopped to the last one running again; source, child, durable: from sending the request \
+                    does nothing else, in the two seconds around the cut, what other processes of the guest and the \
+                    writing take from its processor included; quiet gap: the same over as long a time without a branch; \
+                    host pause: from the first vCPU stopped to the last one running again; source, child, durable: from sending the request \
                     until it was answered, a child started when the snapshot was durable had answered, the \
                     event of the durable snapshot came",
         }

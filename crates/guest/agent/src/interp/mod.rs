@@ -27,7 +27,7 @@ const MAX_INTERPS: usize = 32;
 /// How long starting and warming up may take.
 const START_TIME: Duration = Duration::from_secs(300);
 /// How long an interpreter may take over something that is not a call, on a host that is busy.
-const CONTROL_TIME: Duration = Duration::from_secs(30);
+const CONTROL_TIME: Duration = Duration::from_secs(120);
 /// The same for one that is in the middle of a call: it does what it was asked once the call is over, and
 /// nobody has to wait for that.
 const CONTROL_TIME_IN_CALL: Duration = Duration::from_secs(1);

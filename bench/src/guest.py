@@ -33,13 +33,13 @@ def bench_gap():
 
 def bench_room(mib):
     global _room
-    _room = _np.ones(mib << 20, dtype=_np.uint8)
+    _room = _np.zeros(mib << 20, dtype=_np.uint8)
     return mib
 
-# Changes every page of so many MiB.
-def bench_dirty(mib):
-    _room[:mib << 20:4096] += 1
-    return mib
+# Changes every page from one MiB up to another.
+def bench_dirty(begin, end):
+    _room[begin << 20:end << 20:4096] += 1
+    return end
 
 def bench_file(number, kib):
     with open('/root/bench-%d' % number, 'wb') as file:

@@ -11,6 +11,9 @@ use crate::daemon::Daemon;
 /// What the interpreter learns.
 const PROGRAM: &str = include_str!("guest.py");
 
+/// What one call changes: slow machines have a limit on its time, too.
+const PIECE_MIB: u32 = 16;
+
 /// A sandbox with the program in it.
 pub struct Source<'a> {
     daemon: &'a Daemon,
@@ -26,6 +29,7 @@ impl<'a> Source<'a> {
         };
         source.eval(PROGRAM).await?;
         source.eval(&format!("bench_room({})", room.0)).await?;
+        source.dirty(room).await?;
         Ok(source)
     }
 
@@ -57,7 +61,10 @@ impl<'a> Source<'a> {
 
     /// Changes every page of so much memory.
     pub async fn dirty(&self, much: MiB) -> anyhow::Result<()> {
-        self.eval(&format!("bench_dirty({})", much.0)).await?;
+        for begin in (0..much.0).step_by(PIECE_MIB as usize) {
+            let end = much.0.min(begin + PIECE_MIB);
+            self.eval(&format!("bench_dirty({begin}, {end})")).await?;
+        }
         Ok(())
     }
 

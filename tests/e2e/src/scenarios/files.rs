@@ -25,7 +25,7 @@ pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {
     let agent = vm.agent().await?;
     let before = procfs::memory(std::process::id())?.own_pss;
     let path = "/var/tmp/large";
-    let blocks = times(48, 4_096);
+    let blocks = times(48, 1_024);
     let mut writer = agent.write(WriteRequest {
         path: path.to_owned(),
         ..Default::default()

@@ -18,6 +18,8 @@ pub enum StoredState {
     Paused,
     /// It ended by itself; kept so that people can see why.
     Failed,
+    /// It is being deleted: after a restart that is brought to its end.
+    Stopping,
 }
 
 impl StoredState {
@@ -28,6 +30,7 @@ impl StoredState {
             Self::Running => "running",
             Self::Paused => "paused",
             Self::Failed => "failed",
+            Self::Stopping => "stopping",
         }
     }
 }

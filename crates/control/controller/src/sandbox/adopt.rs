@@ -48,7 +48,7 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
         let id = record.id.clone();
         let vm = taken.remove(&id);
         match (record.state, vm) {
-            (StoredState::Launching, vm) => {
+            (StoredState::Launching | StoredState::Stopping, vm) => {
                 if vm.is_some() {
                     app.launcher.kill(&id).await?;
                     counts.ended += 1;

@@ -225,6 +225,11 @@ async fn end(owned: Owned) {
         ..
     } = owned;
     sandbox.keep_agent(None).await;
+    // Before anything ends: a daemon that dies now leaves no half of it.
+    let record = sandbox.update(|record| record.state = StoredState::Stopping);
+    if let Err(error) = app.db.put_sandboxes(vec![record]).await {
+        tracing::error!(sandbox = %sandbox.id, error = crate::error::chain(&error), "not written down");
+    }
     let polite = tokio::time::timeout(STOP, vmm.run(Command::Stop, &[])).await;
     if !matches!(polite, Ok(Ok(()))) {
         tracing::debug!(sandbox = %sandbox.id, "the VMM did not say good-bye");

@@ -65,6 +65,9 @@ daemon_cases() {
     local url python tag=run-python-numpy restart rounds=3 requests=300 at_once=20
     if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100; fi
     provide_daemon
+    # The data disk outlives a run, and what an earlier build froze may be nothing that this one runs.
+    "$bin/forkd" kill --all </dev/null >/dev/null 2>&1 || true
+    "$bin/forkd" rmi --force "$tag" </dev/null >/dev/null 2>&1 || true
     url=$(daemon_url)
     python=$(clients_python forkd==0.5.3 forkd-mcp==0.2.1)
     restart="'$bin/forkd' machine start"

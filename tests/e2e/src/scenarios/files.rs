@@ -8,7 +8,7 @@ use forkd_guest_proto::{
     ErrorCode, FileKind, ListRequest, MkdirRequest, ReadRequest, RemoveRequest, RenameRequest,
     SetAttrRequest, WatchChange, WatchRequest, WriteRequest,
 };
-use forkd_testkit::{BootOptions, procfs};
+use forkd_testkit::{BootOptions, Disk, procfs};
 use forkd_types::MiB;
 use sha2::{Digest, Sha256};
 
@@ -19,12 +19,15 @@ pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {
     let options = BootOptions {
         // The least that a stock kernel and its initramfs start with.
         memory: MiB(96),
+        disks: vec![Disk::empty(&run.kit.folder("disks")?, "data", 2 << 30)?],
         ..Default::default()
     };
     let vm = run.kit.boot(options).await?;
+    vm.sh("mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt")
+        .await?;
     let agent = vm.agent().await?;
     let before = procfs::memory(std::process::id())?.own_pss;
-    let path = "/var/tmp/large";
+    let path = "/mnt/large";
     let blocks = times(48, 1_024);
     let mut writer = agent.write(WriteRequest {
         path: path.to_owned(),

@@ -134,6 +134,10 @@ fn qemu_arguments(kernel: &Path, initramfs: &Path, cid: &str) -> Vec<String> {
     vec![
         "-M".into(),
         "microvm,acpi=on,pit=off,pic=off,rtc=off,usb=off,auto-kernel-cmdline=off".into(),
+        // Its default firmware keeps the ACPI tables where QEMU loads the end of an initramfs; whether they
+        // survive depends on the size of the file.
+        "-bios".into(),
+        "qboot.rom".into(),
         "-accel".into(),
         "kvm".into(),
         "-cpu".into(),

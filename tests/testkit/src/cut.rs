@@ -73,6 +73,33 @@ impl Vm {
         self.branch_to(files).await
     }
 
+    /// Makes one layer of all layers below the top of each disk, as the daemon does when there are many.
+    pub async fn merge_layers(&self) -> anyhow::Result<()> {
+        let mut disks = self.disks_now().await;
+        let writable = disks.iter_mut().filter(|disk| !disk.read_only);
+        for (place, disk) in (0..).zip(writable) {
+            let Some((top, below)) = disk.layers.split_last() else {
+                continue;
+            };
+            let files = below
+                .iter()
+                .map(File::open)
+                .collect::<Result<Vec<_>, _>>()?;
+            let number: u64 = rand::random();
+            let path = self
+                .folder()
+                .join(format!("{}-merged-{number:x}.layer", disk.serial));
+            let merged = new_file(&path)?;
+            forkd_store::merge_layers(&files, &merged)?;
+            let mut fds = Fds::default();
+            let layer = fds.add(merged);
+            let command = Command::MergedLayer { disk: place, layer };
+            self.vmm.run(command, &fds.borrow()).await?;
+            disk.layers = vec![path, top.clone()];
+        }
+        Ok(())
+    }
+
     async fn cut(&self, go_on: bool, files: CutFiles) -> anyhow::Result<Frozen> {
         let mut fds = Fds::default();
         let mut disks = self.disks_now().await;

@@ -5,7 +5,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use forkd_vmm_proto::{DiskSpec, EmptyLayer, RateLimit};
+use forkd_types::layer::LayerHeader;
+use forkd_vmm_proto::{DiskSpec, RateLimit};
 
 use crate::Fds;
 
@@ -88,9 +89,9 @@ pub fn new_layer(base: &Path, path: &Path, limit: u64) -> anyhow::Result<File> {
         .write(true)
         .create_new(true)
         .open(path)?;
-    let empty = EmptyLayer::new(size, limit);
-    file.write_all_at(&empty.header, 0)
-        .and_then(|()| file.set_len(empty.file_len))
+    let empty = LayerHeader::new(size, limit)?;
+    file.write_all_at(&empty.encode(), 0)
+        .and_then(|()| file.set_len(empty.file_len()))
         .with_context(|| format!("cannot make the layer {}", path.display()))?;
     Ok(file)
 }

@@ -34,4 +34,11 @@ impl Frozen {
         layers.push(self.memory.clone());
         layers
     }
+
+    /// Removes the files that the cut wrote. Machines that were started from it have them open.
+    pub fn remove(self) -> std::io::Result<()> {
+        std::fs::remove_file(&self.state)?;
+        std::fs::remove_file(&self.memory)?;
+        self.index.map_or(Ok(()), std::fs::remove_file)
+    }
 }

@@ -5,6 +5,7 @@
 
 mod digest;
 mod id;
+pub mod layer;
 mod size;
 mod tag;
 

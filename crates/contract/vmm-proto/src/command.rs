@@ -47,6 +47,13 @@ pub enum Command {
         /// Which.
         id: u64,
     },
+    /// Take one layer that reads the same in place of all layers that lie below the one a disk writes to.
+    MergedLayer {
+        /// Which of the writable disks, in slot order.
+        disk: u8,
+        /// The layer.
+        layer: FdIndex,
+    },
     /// Press the power button; the guest decides what to do about it.
     PowerButton,
     /// Set how much memory the balloon should take from the guest, in MiB.

@@ -17,7 +17,6 @@
 mod cmdline;
 mod command;
 mod event;
-mod layer;
 mod page_map;
 pub mod spawn;
 mod spec;
@@ -26,7 +25,6 @@ mod wire;
 pub use cmdline::LINUX_CMDLINE;
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
 pub use event::{Event, ExitCode, StopCause};
-pub use layer::EmptyLayer;
 pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
     BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutReport,
@@ -37,7 +35,7 @@ pub use spec::{
 pub use wire::{FromVmm, MAX_FDS, MAX_MESSAGE, WireError, decode, encode};
 
 /// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The vsock port on the host side (CID 2) that the agent connects to once, when it is ready.
 pub const READY_PORT: u32 = 1;

@@ -1,11 +1,11 @@
-//! Flattening layers of memory into one.
+//! Flattening layers into one.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use forkd_api::ErrorCode;
-use forkd_store::{Ingested, Manifest};
+use forkd_store::{BlobRef, Ingested, Manifest, MergeError};
 use forkd_types::PAGE_SIZE;
 use forkd_vmm_proto::{Extent, PageMap};
 
@@ -20,11 +20,7 @@ pub fn flatten_memory(app: &App, manifest: &Manifest) -> Result<Option<Ingested>
     let Some(index) = &manifest.memory.index else {
         return Ok(None);
     };
-    let open = |blob: &forkd_store::BlobRef| {
-        app.store
-            .open_blob(&blob.digest)
-            .map_err(Error::store("a layer cannot be opened"))
-    };
+    let open = |blob| open_blob(app, blob);
     if index.bytes > MAX_INDEX {
         return Err(Error::refused(
             ErrorCode::SnapshotBroken,
@@ -65,6 +61,53 @@ pub fn flatten_memory(app: &App, manifest: &Manifest) -> Result<Option<Ingested>
         .ingest(&path)
         .map(Some)
         .map_err(Error::store("the flat memory could not be stored"))
+}
+
+/// Merges the layers of every disk into one new layer; `None` where there is at most one already.
+pub fn flatten_disks(app: &App, manifest: &Manifest) -> Result<Vec<Option<Ingested>>, Error> {
+    let many = |disk: &forkd_store::DiskManifest| disk.layers.len() > 1;
+    manifest
+        .disks
+        .iter()
+        .map(|disk| {
+            many(disk)
+                .then(|| merge_layers(app, &disk.layers))
+                .transpose()
+        })
+        .collect()
+}
+
+/// Makes one layer of many, the oldest first.
+pub fn merge_layers(app: &App, layers: &[BlobRef]) -> Result<Ingested, Error> {
+    let files = layers
+        .iter()
+        .map(|blob| open_blob(app, blob))
+        .collect::<Result<Vec<_>, _>>()?;
+    let staging = app
+        .store
+        .stage()
+        .map_err(Error::store("no place to write"))?;
+    let path = staging.file("layer");
+    let out = staging
+        .create("layer")
+        .map_err(Error::store("no place to write"))?;
+    forkd_store::merge_layers(&files, &out).map_err(|error| match error {
+        MergeError::Io(error) => Error::io("write", &path)(error),
+        damaged => Error::refused(
+            ErrorCode::SnapshotBroken,
+            format!("its disk layers cannot be merged: {damaged}"),
+        ),
+    })?;
+    app.store
+        .ingest(&path)
+        .map_err(Error::store("the merged disk layer could not be stored"))
+}
+
+/// Opens content.
+pub fn open_blob(app: &App, blob: &BlobRef) -> Result<File, Error> {
+    app.store
+        .open_blob(&blob.digest)
+        .map_err(Error::store("a layer cannot be opened"))
 }
 
 /// Copies the pages of an extent that are not zero.

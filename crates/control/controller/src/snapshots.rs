@@ -224,6 +224,7 @@ pub async fn compact(app: &Arc<App>, from: Tag, to: Tag) -> Result<SnapshotInfo,
                 .get(&from)
                 .map_err(Error::store(format!("snapshot {from} was not compacted")))?;
             let flat = crate::compact::flatten_memory(app, &source.manifest)?;
+            let disks = crate::compact::flatten_disks(app, &source.manifest)?;
             let mut manifest = (*source.manifest).clone();
             manifest.tag = to.clone();
             manifest.created_at_unix = clock::unix();
@@ -234,6 +235,11 @@ pub async fn compact(app: &Arc<App>, from: Tag, to: Tag) -> Result<SnapshotInfo,
                     layers: vec![flat.blob],
                     index: None,
                 };
+            }
+            for (disk, flat) in manifest.disks.iter_mut().zip(&disks) {
+                if let Some(flat) = flat {
+                    disk.layers = vec![flat.blob];
+                }
             }
             let published = app
                 .store

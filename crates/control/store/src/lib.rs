@@ -22,6 +22,7 @@ mod info;
 mod layout;
 mod lease;
 mod manifest;
+mod merge;
 mod sparse;
 mod staging;
 mod store;
@@ -39,6 +40,7 @@ pub use manifest::{
     BlobRef, Cpu, DiskManifest, MAX_CHAIN, Manifest, ManifestError, MemoryManifest, Origin, Parent,
     SCHEMA, Source, Versions,
 };
+pub use merge::{MergeError, merge_layers};
 pub use sparse::{Sizes, copy_part, page_digest, sizes};
 pub use staging::Staging;
 pub use store::{Deletion, Entry, Ingested, Published, Store};

@@ -1,15 +1,21 @@
 //! A running machine is cut and goes on; what starts from the cut is of one piece.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
-use forkd_guest_proto::ProcessState;
-use forkd_testkit::{BootOptions, Kit, Vm};
+use anyhow::{Context, bail, ensure};
+use forkd_guest_client::{Exec, Output};
+use forkd_guest_proto::{ExecRequest, ProcessState};
+use forkd_testkit::{BootOptions, CutFiles, Frozen, Kit, Vm};
 
 use super::load::check_chain;
 use crate::scenario::{Run, times};
 
 const CHAIN: &str = "/root/chain";
+const LEDGER: &str = include_str!("ledger.py");
+/// The layers of the source's disk are merged after every so many branches.
+const MERGE_EVERY: usize = 8;
+/// A branch that holds all of memory comes after every so many that do not.
+const WHOLE_EVERY: usize = 16;
 
 pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
@@ -24,19 +30,41 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
         .await?
         .start(source.guest_half("load", &[CHAIN]))
         .await?;
+    let ledger = source.agent().await?.start(ledger()).await?;
+    let running = [load.process, ledger.process];
+    let mut conversation = Conversation::begin(&source).await?;
+    let started = Instant::now();
+    let mut chain = Vec::new();
     let mut pauses = Vec::new();
-    let mut count = 0;
+    let (mut count, mut entries) = (0, 0);
     for number in 0..times(2, 200) {
         count = advances(&source, count).await?;
-        let cut = source.branch().await?;
+        entries = ledger_advances(&source, entries).await?;
+        // Most hold what changed since the one before.
+        let whole = number % WHOLE_EVERY == 0;
+        let files = CutFiles::in_folder(source.folder(), !whole);
+        let cut = source.branch_to(files).await?;
+        conversation.goes_on(number).await?;
+        if number % MERGE_EVERY == 1 {
+            source.merge_layers().await?;
+        }
         pauses.push(cut.report.pause_us);
         let child = kit.fork_named(&cut, &format!("branch-{number}")).await?;
         // The child goes on from the instant of the cut, the source as if nothing had happened.
         for vm in [&child, &source] {
             advances(vm, count).await?;
-            runs_on(vm, load.process).await?;
+            ledger_advances(vm, entries).await?;
+            runs_on(vm, &running).await?;
         }
         apart(&child, &source, number).await?;
+        if number % 10 == 9 {
+            eprintln!("{} branches after {:.0?}", number + 1, started.elapsed());
+        }
+        child.stop().await?;
+        if whole {
+            chain.drain(..).try_for_each(Frozen::remove)?;
+        }
+        chain.push(cut);
     }
     let text = source.sh(&format!("cat {CHAIN}")).await?;
     let last = check_chain(&text)?;
@@ -47,17 +75,47 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
         pauses.first(),
         pauses.last()
     );
-    recovers_from_a_bad_cut(kit, &source, load.process).await
+    recovers_from_a_bad_cut(kit, &source, &running).await
+}
+
+/// SQLite under write load and a conversation over TCP inside the guest, which end if they disagree.
+fn ledger() -> ExecRequest {
+    let argv = ["python3", "-c", LEDGER, "/root/ledger.db"];
+    ExecRequest {
+        argv: argv.map(str::to_owned).to_vec(),
+        ..Default::default()
+    }
+}
+
+/// What the ledger has checked grows.
+async fn ledger_advances(vm: &Vm, from: u64) -> anyhow::Result<u64> {
+    grows("the ledger", from, async || {
+        let text = vm.sh("cat /run/ledger 2>/dev/null || echo 0").await?;
+        Ok(text.trim().parse()?)
+    })
+    .await
 }
 
 /// Waits until the chain is longer than it was, and checks all of it.
 async fn advances(vm: &Vm, from: u64) -> anyhow::Result<u64> {
+    grows("the load", from, async || {
+        let text = vm
+            .sh(&format!("cat {CHAIN} 2>/dev/null || true; echo"))
+            .await?;
+        check_chain(&text)
+    })
+    .await
+}
+
+/// Asks until the number is larger than it was.
+async fn grows(
+    what: &str,
+    from: u64,
+    ask: impl AsyncFn() -> anyhow::Result<u64>,
+) -> anyhow::Result<u64> {
     let coming = async {
         loop {
-            let text = vm
-                .sh(&format!("cat {CHAIN} 2>/dev/null || true; echo"))
-                .await?;
-            let now = check_chain(&text)?;
+            let now = ask().await?;
             if now > from {
                 return anyhow::Ok(now);
             }
@@ -66,14 +124,48 @@ async fn advances(vm: &Vm, from: u64) -> anyhow::Result<u64> {
     };
     tokio::time::timeout(Duration::from_secs(120), coming)
         .await
-        .context("the load does not go on")?
+        .with_context(|| format!("{what} does not go on after {from}"))?
 }
 
-async fn runs_on(vm: &Vm, process: u64) -> anyhow::Result<()> {
+/// One conversation with a process of the source, over one connection to its agent.
+struct Conversation(Exec);
+
+impl Conversation {
+    async fn begin(vm: &Vm) -> anyhow::Result<Self> {
+        let request = ExecRequest {
+            argv: vec!["cat".to_owned()],
+            stdin: true,
+            ..Default::default()
+        };
+        Ok(Self(vm.agent().await?.exec(request).await?))
+    }
+
+    /// What is said comes back, nothing more and nothing less.
+    async fn goes_on(&mut self, number: usize) -> anyhow::Result<()> {
+        let line = format!("{number}\n");
+        self.0.stdin().write(line.as_bytes()).await?;
+        let mut heard = Vec::new();
+        while heard.len() < line.len() {
+            match self.0.next_output().await? {
+                Some(Output::Stdout(bytes)) => heard.extend(bytes),
+                other => bail!("{other:?} in place of the echo of {number}"),
+            }
+        }
+        ensure!(
+            heard == line.as_bytes(),
+            "the echo of {number} is {heard:?}"
+        );
+        Ok(())
+    }
+}
+
+async fn runs_on(vm: &Vm, running: &[u64]) -> anyhow::Result<()> {
     let processes = vm.agent().await?.processes().await?;
-    let info = processes.iter().find(|info| info.process == process);
-    let info = info.context("the load is not listed")?;
-    ensure!(info.state == ProcessState::Running, "{info:?}");
+    for process in running {
+        let info = processes.iter().find(|info| info.process == *process);
+        let info = info.context("the load is not listed")?;
+        ensure!(info.state == ProcessState::Running, "{info:?}");
+    }
     let complaints = vm
         .sh("dmesg | grep -c -i -e 'i/o error' -e 'ext4-fs error' -e 'bug:' || true")
         .await?;
@@ -99,14 +191,14 @@ async fn apart(child: &Vm, source: &Vm, number: usize) -> anyhow::Result<()> {
 }
 
 /// A cut that cannot be written leaves the source running.
-async fn recovers_from_a_bad_cut(kit: &Kit, source: &Vm, process: u64) -> anyhow::Result<()> {
+async fn recovers_from_a_bad_cut(kit: &Kit, source: &Vm, running: &[u64]) -> anyhow::Result<()> {
     let before = advances(source, 0).await?;
     ensure!(
         source.branch_to_full_disk().await.is_err(),
         "a cut to a full disk worked"
     );
     advances(source, before).await?;
-    runs_on(source, process).await?;
+    runs_on(source, running).await?;
     let cut = source.branch().await?;
     let child = kit.fork_named(&cut, "after-a-bad-cut").await?;
     advances(&child, before).await?;

@@ -6,8 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use forkd_api::ErrorCode;
 use forkd_types::SandboxId;
-use forkd_vmm_proto::EmptyLayer;
+use forkd_types::layer::LayerHeader;
 
 use crate::error::Error;
 
@@ -116,15 +117,20 @@ impl Dirs {
     ) -> Result<(String, File), Error> {
         let name = format!("disk{}-{number}.layer", disk.slot);
         let path = self.vm(id).join(&name);
-        let layer = EmptyLayer::new(disk.size, max_bytes);
+        let layer = LayerHeader::new(disk.size, max_bytes).map_err(|error| {
+            Error::refused(
+                ErrorCode::SnapshotBroken,
+                format!("disk {}: {error}", disk.slot),
+            )
+        })?;
         let make = || -> io::Result<File> {
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
                 .create_new(true)
                 .open(&path)?;
-            file.write_all_at(&layer.header, 0)?;
-            file.set_len(layer.file_len)?;
+            file.write_all_at(&layer.encode(), 0)?;
+            file.set_len(layer.file_len())?;
             Ok(file)
         };
         Ok((name, make().map_err(Error::io("create", &path))?))

@@ -14,7 +14,8 @@ use forkd_vmm_proto::{Command, CutReport, CutSpec, Event, Reply, StopCause};
 use tokio::sync::oneshot;
 
 use super::checkpoint::{NewLayer, new_layers};
-use super::driver::Owned;
+use super::driver::{Ended, Owned};
+use super::layers;
 use super::state::Step;
 use crate::app::App;
 use crate::clock;
@@ -128,7 +129,7 @@ struct Cut<'a> {
     /// The instant is past: whatever comes of the cut, the new layers are in use.
     layers_moved: bool,
     /// The VM ended meanwhile.
-    ended: Option<Option<StopCause>>,
+    ended: Option<Ended>,
 }
 
 /// The files a cut is written to.
@@ -317,7 +318,9 @@ impl Cut<'_> {
             app.blocking(move |app| ingest(app, &record, files, &new))
                 .await?
         };
-        let record = self.settle(record, &ingested).await?;
+        self.settle(&record, &ingested).await?;
+        layers::shorten(self.owned, &mut self.ended).await?;
+        let record = self.owned.sandbox.record();
         let manifest = self.manifest(&record, &ingested, report, started);
         let path = app.store.layout().blob(&ingested.memory.blob.digest);
         let built = BuiltRecord {
@@ -348,11 +351,7 @@ impl Cut<'_> {
     }
 
     /// Replaces files of the sandbox by content in its record, and then removes their old names.
-    async fn settle(
-        &mut self,
-        record: SandboxRecord,
-        ingested: &Written,
-    ) -> Result<SandboxRecord, Error> {
+    async fn settle(&mut self, record: &SandboxRecord, ingested: &Written) -> Result<(), Error> {
         let mut frozen: Vec<(String, BlobRef)> = Vec::new();
         for (name, layer) in &ingested.layers {
             frozen.push((name.clone(), layer.blob));
@@ -364,7 +363,7 @@ impl Cut<'_> {
         });
         let app = Arc::clone(&self.owned.app);
         self.owned.lease = app.store.hold(updated.blobs());
-        app.db.put_sandboxes(vec![updated.clone()]).await?;
+        app.db.put_sandboxes(vec![updated]).await?;
         let dir = app.dirs.vm(&record.id);
         for (name, _) in &frozen {
             // The content has its own name now; the VMM has it open in any case.
@@ -372,7 +371,7 @@ impl Cut<'_> {
                 tracing::warn!(sandbox = %record.id, name, %error, "not removed");
             }
         }
-        Ok(updated)
+        Ok(())
     }
 
     fn manifest(

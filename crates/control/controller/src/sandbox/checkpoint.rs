@@ -10,12 +10,11 @@ use std::time::Instant;
 use forkd_api::{CheckpointInfo, ErrorCode, EventKind, RollbackInfo};
 use forkd_vmm_client::VmmCallError;
 use forkd_vmm_proto::{
-    CheckpointReport, CheckpointSpec, Command, Event, Reply, RollbackReport, RollbackSpec,
-    StopCause,
+    CheckpointReport, CheckpointSpec, Command, Reply, RollbackReport, RollbackSpec,
 };
 use tokio::sync::oneshot;
 
-use super::driver::Owned;
+use super::driver::{Ended, Owned};
 use super::identity;
 use super::state::Step;
 use crate::app::App;
@@ -23,9 +22,6 @@ use crate::clock;
 use crate::db::{CheckpointRecord, LayerRef, SandboxRecord};
 use crate::error::Error;
 use crate::launch::{FdList, NewDisk};
-
-/// The end of the VM, as far as it said why.
-type Ended = Option<StopCause>;
 
 /// What can be asked about checkpoints.
 #[derive(Debug)]
@@ -230,50 +226,13 @@ impl Work<'_> {
             new_layers: layers.iter().map(|(_, _, file)| fds.push(file)).collect(),
         };
         let fds = fds.finish()?;
-        match self.call(Command::Checkpoint(spec), &fds).await? {
+        match self
+            .owned
+            .call(&mut self.ended, Command::Checkpoint(spec), &fds)
+            .await?
+        {
             Reply::Checkpoint(report) => Ok(report),
             _ => Err(Error::Task),
-        }
-    }
-
-    /// Asks the VMM, and notices its end.
-    async fn call(
-        &mut self,
-        command: Command,
-        fds: &[std::os::fd::BorrowedFd<'_>],
-    ) -> Result<Reply, Error> {
-        let Owned {
-            vmm,
-            events,
-            sandbox,
-            ..
-        } = &mut *self.owned;
-        let call = vmm.call(command, fds);
-        tokio::pin!(call);
-        let mut cause = None;
-        loop {
-            tokio::select! {
-                reply = &mut call => {
-                    return reply.map_err(Error::vmm("the VMM did not do it"));
-                }
-                event = events.next() => match event.map(|event| event.event) {
-                    Some(Event::Stopped { cause: found }) => cause = Some(found),
-                    Some(_) => {}
-                    None => {
-                        self.ended = Some(cause);
-                        return Err(Error::Gone {
-                            id: sandbox.id.clone(),
-                            how: "the VM ended".into(),
-                        });
-                    }
-                },
-                () = sandbox.stop.cancelled() => {
-                    return Err(Error::Gone {
-                        id: sandbox.id.clone(),
-                        how: "it was deleted".into(),
-                    });
-                }
-            }
         }
     }
 
@@ -343,7 +302,11 @@ impl Work<'_> {
             generation: rand::random(),
         };
         let fds = fds.finish()?;
-        match self.call(Command::Rollback(spec), &fds).await? {
+        match self
+            .owned
+            .call(&mut self.ended, Command::Rollback(spec), &fds)
+            .await?
+        {
             Reply::Rollback(report) => Ok(report),
             _ => Err(Error::Task),
         }
@@ -376,7 +339,12 @@ impl Work<'_> {
             .count()
             == 1;
         if last_name {
-            self.call(Command::DropCheckpoint { id: gone.id }, &[])
+            self.owned
+                .call(
+                    &mut self.ended,
+                    Command::DropCheckpoint { id: gone.id },
+                    &[],
+                )
                 .await?;
         }
         let record = self

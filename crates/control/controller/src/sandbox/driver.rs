@@ -1,5 +1,6 @@
 //! The task that owns a sandbox.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,12 +56,46 @@ pub struct Owned {
 }
 
 /// How the VM ended, as far as it said.
-type Ending = Option<StopCause>;
+pub(super) type Ended = Option<StopCause>;
+
+impl Owned {
+    /// Asks the VMM, and notices its end.
+    pub(super) async fn call(
+        &mut self,
+        ended: &mut Option<Ended>,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Reply, Error> {
+        let gone = |how: &str| Error::Gone {
+            id: self.sandbox.id.clone(),
+            how: how.into(),
+        };
+        let call = self.vmm.call(command, fds);
+        tokio::pin!(call);
+        let mut cause = None;
+        loop {
+            tokio::select! {
+                reply = &mut call => {
+                    return reply.map_err(Error::vmm("the VMM did not do it"));
+                }
+                event = self.events.next() => match event.map(|event| event.event) {
+                    Some(Event::Stopped { cause: found }) => cause = Some(found),
+                    Some(_) => {}
+                    None => {
+                        *ended = Some(cause);
+                        return Err(gone("the VM ended"));
+                    }
+                },
+                () = self.sandbox.stop.cancelled() => return Err(gone("it was deleted")),
+            }
+        }
+    }
+}
 
 enum Next {
     Stop,
     Expired,
-    Ended(Ending),
+    Ended(Ended),
     Ask(Ask),
     Event(Event),
 }
@@ -93,7 +128,7 @@ pub async fn drive(mut owned: Owned, mut queue: mpsc::Receiver<Ask>) {
     end(owned).await;
 }
 
-async fn next(owned: &mut Owned, queue: &mut mpsc::Receiver<Ask>, cause: Ending) -> Next {
+async fn next(owned: &mut Owned, queue: &mut mpsc::Receiver<Ask>, cause: Ended) -> Next {
     let expires = owned.sandbox.record().expires_at_unix;
     let remaining = expires.map(|at| Duration::from_secs(at.saturating_sub(clock::unix())));
     tokio::select! {
@@ -111,7 +146,7 @@ async fn next(owned: &mut Owned, queue: &mut mpsc::Receiver<Ask>, cause: Ending)
     }
 }
 
-fn note(owned: &Owned, event: Event) -> Ending {
+fn note(owned: &Owned, event: Event) -> Ended {
     match event {
         Event::Stopped { cause } => return Some(cause),
         Event::DeviceFailed { device, reason } => {
@@ -124,7 +159,7 @@ fn note(owned: &Owned, event: Event) -> Ending {
 }
 
 /// Carries a request out. An error is the end of the VM.
-async fn answer(owned: &mut Owned, ask: Ask) -> Result<(), Ending> {
+async fn answer(owned: &mut Owned, ask: Ask) -> Result<(), Ended> {
     match ask {
         Ask::Branch(ask) => return branch::serve(owned, *ask).await,
         Ask::Checkpoint(ask) => return checkpoint::serve(owned, *ask).await,
@@ -183,7 +218,7 @@ async fn quickly<T>(work: impl Future<Output = T>, what: &str) -> Result<T, Erro
 }
 
 /// The VM ended by itself: what it held is given back, its record stays for people to see.
-async fn fail(owned: &Owned, cause: Ending) {
+async fn fail(owned: &Owned, cause: Ended) {
     let how = describe(cause);
     let sandbox = &owned.sandbox;
     tracing::warn!(sandbox = %sandbox.id, how, "the VM ended by itself");
@@ -202,7 +237,7 @@ async fn fail(owned: &Owned, cause: Ending) {
         .tell(EventKind::SandboxFailed, &sandbox.id, Some(how.to_owned()));
 }
 
-fn describe(cause: Ending) -> &'static str {
+fn describe(cause: Ended) -> &'static str {
     match cause {
         Some(StopCause::PowerOff) => "the guest powered off",
         Some(StopCause::Reset) => "the guest asked for a reset",

@@ -23,6 +23,7 @@ pub mod create;
 mod driver;
 mod entry;
 mod identity;
+mod layers;
 mod registry;
 mod state;
 

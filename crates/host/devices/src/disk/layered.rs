@@ -4,10 +4,9 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use super::header::BLOCK;
 use super::layer::Layer;
 use super::map::BlockState;
-use super::{Disk, DiskError, DiskStats, file_size, read_padded};
+use super::{BLOCK, Disk, DiskError, DiskStats, file_size, read_padded};
 
 /// What a disk held at one instant: its frozen layers.
 #[derive(Debug, Clone)]
@@ -81,15 +80,21 @@ impl LayeredDisk {
         if self.top.is_none() {
             return Err(DiskError::NoLayers);
         }
-        let layer = Layer::open(layer, true)?;
+        let layer = self.open_layer(layer, true)?;
+        if !layer.is_empty() {
+            return Err(DiskError::NotEmpty);
+        }
+        Ok(layer)
+    }
+
+    /// A layer that fits this disk.
+    fn open_layer(&self, layer: File, writable: bool) -> Result<Layer, DiskError> {
+        let layer = Layer::open(layer, writable)?;
         if layer.header().size != self.size {
             return Err(DiskError::Mismatch {
                 layer: layer.header().size,
                 disk: self.size,
             });
-        }
-        if !layer.is_empty() {
-            return Err(DiskError::NotEmpty);
         }
         Ok(layer)
     }
@@ -255,6 +260,14 @@ impl Disk for LayeredDisk {
         let layer = self.open_top(layer)?;
         self.frozen.clone_from(&stack.0);
         self.top = Some(layer);
+        Ok(())
+    }
+
+    fn take_merged(&mut self, merged: File) -> Result<(), DiskError> {
+        if self.top.is_none() {
+            return Err(DiskError::NoLayers);
+        }
+        self.frozen = vec![Arc::new(self.open_layer(merged, false)?)];
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! Which blocks a layer has: two bits a block, in memory in pieces that exist once they are touched.
 
-use super::DiskError;
+use forkd_types::layer::{BLOCKS_PER_MAP_BYTE, LayerError, check_map};
 
 /// Bytes of one piece of the map; it covers 64 MiB of disk.
 pub(super) const PIECE: usize = 4096;
-const PER_BYTE: u64 = 4;
-const PER_PIECE: u64 = PIECE as u64 * PER_BYTE;
+
+const PER_PIECE: u64 = PIECE as u64 * BLOCKS_PER_MAP_BYTE;
 
 /// What a layer knows about a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,26 +63,13 @@ impl BlockMap {
     }
 
     /// Takes over a piece read from a file, which is not trusted.
-    pub(super) fn load(&mut self, index: usize, bytes: &[u8; PIECE]) -> Result<(), DiskError> {
+    pub(super) fn load(&mut self, index: usize, bytes: &[u8; PIECE]) -> Result<(), LayerError> {
         let first = index as u64 * PER_PIECE;
-        let mut data = 0;
-        for (n, byte) in (0..).zip(bytes) {
-            let low = byte & 0b0101_0101;
-            let high = byte >> 1 & 0b0101_0101;
-            if low & high != 0 {
-                return Err(DiskError::Damaged("its map has an impossible value"));
-            }
-            let block = first + n * PER_BYTE;
-            let inside = self.blocks.saturating_sub(block).min(PER_BYTE);
-            if inside < PER_BYTE && byte >> (2 * inside) != 0 {
-                return Err(DiskError::Damaged("its map goes on after the last block"));
-            }
-            data += u64::from(low.count_ones());
-        }
+        let data = check_map(bytes, first, self.blocks)?;
         let piece = self
             .pieces
             .get_mut(index)
-            .ok_or(DiskError::Damaged("its map is too long"))?;
+            .ok_or(LayerError::Damaged("its map is too long"))?;
         if bytes.iter().any(|byte| *byte != 0) {
             piece.bytes = Some(Box::new(*bytes));
             self.data_blocks += data;
@@ -121,9 +108,9 @@ impl BlockMap {
                 len += PER_PIECE - next % PER_PIECE;
                 continue;
             };
-            let byte = bytes[(next % PER_PIECE / PER_BYTE) as usize];
-            if next.is_multiple_of(PER_BYTE) && byte == state.byte() {
-                len += PER_BYTE;
+            let byte = bytes[(next % PER_PIECE / BLOCKS_PER_MAP_BYTE) as usize];
+            if next.is_multiple_of(BLOCKS_PER_MAP_BYTE) && byte == state.byte() {
+                len += BLOCKS_PER_MAP_BYTE;
             } else if self.get(next) == state {
                 len += 1;
             } else {
@@ -141,8 +128,8 @@ impl BlockMap {
         else {
             return BlockState::Absent;
         };
-        let byte = bytes[(block % PER_PIECE / PER_BYTE) as usize];
-        match byte >> (2 * (block % PER_BYTE)) & 3 {
+        let byte = bytes[(block % PER_PIECE / BLOCKS_PER_MAP_BYTE) as usize];
+        match byte >> (2 * (block % BLOCKS_PER_MAP_BYTE)) & 3 {
             1 => BlockState::Data,
             0 => BlockState::Absent,
             _ => BlockState::Zero,
@@ -176,13 +163,15 @@ impl BlockMap {
             };
             let bytes = piece.bytes.get_or_insert_with(|| Box::new([0; PIECE]));
             while block < stop {
-                let byte = &mut bytes[(block % PER_PIECE / PER_BYTE) as usize];
+                let byte = &mut bytes[(block % PER_PIECE / BLOCKS_PER_MAP_BYTE) as usize];
                 let before = (*byte & 0b0101_0101).count_ones();
-                let step = if block.is_multiple_of(PER_BYTE) && stop - block >= PER_BYTE {
+                let step = if block.is_multiple_of(BLOCKS_PER_MAP_BYTE)
+                    && stop - block >= BLOCKS_PER_MAP_BYTE
+                {
                     *byte = state.byte();
-                    PER_BYTE
+                    BLOCKS_PER_MAP_BYTE
                 } else {
-                    let shift = 2 * (block % PER_BYTE);
+                    let shift = 2 * (block % BLOCKS_PER_MAP_BYTE);
                     *byte = *byte & !(3 << shift) | state.bits() << shift;
                     1
                 };

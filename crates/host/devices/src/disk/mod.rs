@@ -3,7 +3,6 @@
 //! A disk is a raw image, or a raw image that is shared and never written with a stack of thin layers on
 //! it, of which only the top one is written.
 
-mod header;
 mod layer;
 mod layered;
 mod map;
@@ -12,15 +11,13 @@ mod raw;
 use std::fs::File;
 use std::io;
 
+use forkd_types::layer::LayerError;
 use thiserror::Error;
 
-pub use header::{BLOCK, LayerHeader, MAX_DISK};
+pub use forkd_types::layer::{BLOCK, LayerHeader, MAX_DISK, SECTOR};
 pub use layer::Layer;
 pub use layered::{DiskStack, LayeredDisk};
 pub use raw::RawDisk;
-
-/// The unit a guest addresses.
-pub const SECTOR: u64 = 512;
 
 /// Where a block device stores its data. Ranges are whole sectors inside the disk; calls block until done.
 pub trait Disk: Send {
@@ -54,6 +51,11 @@ pub trait Disk: Send {
         let _ = (stack, layer);
         Err(DiskError::NoLayers)
     }
+    /// Takes one layer that reads the same in place of all that lie below the layer that is written.
+    fn take_merged(&mut self, merged: File) -> Result<(), DiskError> {
+        let _ = merged;
+        Err(DiskError::NoLayers)
+    }
     /// How much is stored where.
     fn stats(&self) -> DiskStats;
 }
@@ -84,24 +86,9 @@ pub enum DiskError {
         #[source]
         source: io::Error,
     },
-    /// Not a layer, or not one of ours.
-    #[error("a disk layer is damaged: {0}")]
-    Damaged(&'static str),
-    /// A layer of a version this program does not know.
-    #[error(
-        "a disk layer has version {found}, this program knows {}",
-        header::VERSION
-    )]
-    Version {
-        /// In the file.
-        found: u32,
-    },
-    /// The size is zero, too large or not whole sectors.
-    #[error("a disk cannot have {size} bytes")]
-    Size {
-        /// The size.
-        size: u64,
-    },
+    /// Not a layer, or the size is not that of a disk.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// The parts of a stack do not belong together.
     #[error("a disk layer of {layer} bytes does not fit a disk of {disk} bytes")]
     Mismatch {

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use forkd_types::layer::LayerError;
+
 use super::{
     Disk, DiskError, DiskStats, SECTOR, file_size, fill_with_zeroes, punch_hole, read_padded,
 };
@@ -21,7 +23,7 @@ impl RawDisk {
     pub fn open(file: File, read_only: bool) -> Result<Self, DiskError> {
         let size = file_size(&file)? / SECTOR * SECTOR;
         if size == 0 {
-            return Err(DiskError::Size { size });
+            return Err(LayerError::Size { size }.into());
         }
         Ok(Self {
             file,

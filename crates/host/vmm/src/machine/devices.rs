@@ -1,5 +1,6 @@
 //! The devices of one machine.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -319,6 +320,22 @@ impl DeviceSet {
                     && slot.with(|block: &mut Block| !block.read_only()) == Some(true)
             })
             .collect()
+    }
+
+    /// Gives a writable disk, counted in slot order, one layer in place of its frozen ones.
+    pub fn merged_layer(&self, disk: u8, layer: File) -> Result<(), DeviceSetError> {
+        let slot = DeviceSlot::Disk(disk);
+        let transport = *self
+            .writable_disks()
+            .get(usize::from(disk))
+            .ok_or(DeviceSetError::Absent { slot })?;
+        transport
+            .with(|block: &mut Block| block.take_merged(layer))
+            .ok_or(DeviceSetError::Absent { slot })?
+            .map_err(|source| DeviceSetError::Backend {
+                slot: transport.slot(),
+                source: source.into(),
+            })
     }
 
     /// Writes out what the guest printed last.

@@ -261,6 +261,7 @@ impl Session {
                 | Command::Checkpoint(_)
                 | Command::Rollback(_)
                 | Command::DropCheckpoint { .. }
+                | Command::MergedLayer { .. }
         );
         if in_turn && self.writing.is_some() {
             if self.later.len() >= MAX_WAITING {
@@ -298,6 +299,14 @@ impl Session {
                         message: format!("there is no checkpoint {id}"),
                     })
                 }
+            }),
+            Command::MergedLayer { disk, layer } => self.with_machine(|m| {
+                let file = fds
+                    .file(layer)
+                    .map_err(|e| wire_error(VmmErrorCode::BadRequest, &e))?;
+                m.devices()
+                    .merged_layer(disk, file)
+                    .map_err(|e| wire_error(VmmErrorCode::BadRequest, &e))
             }),
             Command::PowerButton => self.with_machine(|m| {
                 m.press_power_button();

@@ -197,6 +197,40 @@ fn a_full_layer_refuses_new_blocks_and_takes_old_ones() {
 }
 
 #[test]
+fn merged_layers_take_the_place_of_the_frozen_ones() {
+    let (base_file, _) = base();
+    let frozen = (0..3).map(|n| {
+        let (_, mut layer) = layer();
+        layer.write(n * BLOCK, &[n as u8 + 1; 4096]).unwrap();
+        layer
+    });
+    let layers = frozen.chain([layer().1]).collect();
+    let mut disk = LayeredDisk::new(base_file, layers, false).unwrap();
+    disk.write(5 * BLOCK, &[9; 512]).unwrap();
+    let before = content(&mut disk);
+    let kept = disk.stack().unwrap();
+
+    let (file, mut merged) = layer();
+    for n in 0..3 {
+        merged.write(n * BLOCK, &[n as u8 + 1; 4096]).unwrap();
+    }
+    drop(merged);
+    disk.take_merged(file).unwrap();
+    assert_eq!(disk.stats().layers, 2);
+    assert!(content(&mut disk) == before);
+
+    let other = tempfile::tempfile().unwrap();
+    drop(Layer::create(other.try_clone().unwrap(), SIZE + 512, 0).unwrap());
+    assert!(matches!(
+        disk.take_merged(other),
+        Err(DiskError::Mismatch { .. })
+    ));
+    // A checkpoint holds on to what it was made of.
+    disk.rewind(&kept, layer().0).unwrap();
+    assert_eq!(disk.stats().layers, 4);
+}
+
+#[test]
 fn parts_that_do_not_belong_together_are_refused() {
     let (base_file, _) = base();
     let other = Layer::create(tempfile::tempfile().unwrap(), SIZE + 512, 0).unwrap();

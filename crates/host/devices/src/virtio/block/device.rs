@@ -85,6 +85,13 @@ impl Block {
         Ok(())
     }
 
+    /// Takes one layer that reads the same in place of all that lie below the layer that is written.
+    pub fn take_merged(&mut self, merged: File) -> Result<(), DiskError> {
+        self.disk.take_merged(merged)?;
+        self.measure();
+        Ok(())
+    }
+
     /// Makes all writes durable.
     pub fn flush(&mut self) -> io::Result<()> {
         self.disk.flush()

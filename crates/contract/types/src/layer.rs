@@ -1,4 +1,4 @@
-//! The first page of a layer file.
+//! The file of a disk layer: the controller makes, merges and stores it, a VMM reads and writes it.
 //!
 //! ```text
 //!   0        magic "forkdlyr"
@@ -12,21 +12,46 @@
 //!   ...      zero up to 4096
 //! ```
 //!
-//! Numbers are little-endian. Then comes the map with two bits for each block, and then the blocks, each at
-//! its own place, in a sparse file.
+//! Numbers are little-endian. Then comes the map with two bits for each block (0 absent, 1 data, 2 zero), and
+//! then the blocks, each at its own place, in a sparse file. A file with nothing after its header is an empty
+//! layer.
 
-use super::{DiskError, SECTOR};
+use thiserror::Error;
 
 /// The unit of allocation.
 pub const BLOCK: u64 = 4096;
 /// The largest disk.
 pub const MAX_DISK: u64 = 1 << 44;
-pub(super) const VERSION: u32 = 1;
-pub(super) const HEADER_LEN: usize = 4096;
+/// Blocks in one byte of the map.
+pub const BLOCKS_PER_MAP_BYTE: u64 = 4;
+/// Length of the header.
+pub const HEADER_LEN: usize = 4096;
+/// The unit a guest addresses.
+pub const SECTOR: u64 = 512;
 
 const MAGIC: [u8; 8] = *b"forkdlyr";
+const VERSION: u32 = 1;
 const CHECKED: usize = 48;
-const BLOCKS_PER_MAP_BYTE: u64 = 4;
+
+/// Why a header is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum LayerError {
+    /// Not a layer, or not one of ours.
+    #[error("a disk layer is damaged: {0}")]
+    Damaged(&'static str),
+    /// A layer of a version this program does not know.
+    #[error("a disk layer has version {found}, this program knows {VERSION}")]
+    Version {
+        /// In the file.
+        found: u32,
+    },
+    /// The size is zero, too large or not whole sectors.
+    #[error("a disk cannot have {size} bytes")]
+    Size {
+        /// The size.
+        size: u64,
+    },
+}
 
 /// What a layer file says about itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,42 +64,42 @@ pub struct LayerHeader {
 
 impl LayerHeader {
     /// A header, if the size can be that of a disk.
-    pub fn new(size: u64, max_bytes: u64) -> Result<Self, DiskError> {
+    pub fn new(size: u64, max_bytes: u64) -> Result<Self, LayerError> {
         if size == 0 || size > MAX_DISK || !size.is_multiple_of(SECTOR) {
-            return Err(DiskError::Size { size });
+            return Err(LayerError::Size { size });
         }
         Ok(Self { size, max_bytes })
     }
 
     /// Number of blocks.
-    pub(super) fn blocks(self) -> u64 {
+    pub fn blocks(self) -> u64 {
         self.size.div_ceil(BLOCK)
     }
 
     /// Where the map begins.
-    pub(super) fn map_offset(self) -> u64 {
+    pub fn map_offset(self) -> u64 {
         HEADER_LEN as u64
     }
 
     /// Length of the map, whole pages.
-    pub(super) fn map_len(self) -> u64 {
+    pub fn map_len(self) -> u64 {
         self.blocks()
             .div_ceil(BLOCKS_PER_MAP_BYTE)
             .next_multiple_of(BLOCK)
     }
 
     /// Where data begins.
-    pub(super) fn data_offset(self) -> u64 {
+    pub fn data_offset(self) -> u64 {
         self.map_offset() + self.map_len()
     }
 
     /// Length of the file.
-    pub(super) fn file_len(self) -> u64 {
+    pub fn file_len(self) -> u64 {
         self.data_offset() + self.blocks() * BLOCK
     }
 
     /// The first page of the file.
-    pub(super) fn encode(self) -> [u8; HEADER_LEN] {
+    pub fn encode(self) -> [u8; HEADER_LEN] {
         let mut page = [0; HEADER_LEN];
         page[..8].copy_from_slice(&MAGIC);
         page[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -89,32 +114,54 @@ impl LayerHeader {
     }
 
     /// Reads the first page of a file, which is not trusted.
-    pub(super) fn decode(page: &[u8; HEADER_LEN]) -> Result<Self, DiskError> {
+    pub fn decode(page: &[u8; HEADER_LEN]) -> Result<Self, LayerError> {
         let word =
             |at: usize| u32::from_le_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         if page[..8] != MAGIC {
-            return Err(DiskError::Damaged("it does not begin like one"));
+            return Err(LayerError::Damaged("it does not begin like one"));
         }
         if crc32fast::hash(&page[..CHECKED]) != word(CHECKED) {
-            return Err(DiskError::Damaged("the checksum of its header is wrong"));
+            return Err(LayerError::Damaged("the checksum of its header is wrong"));
         }
         let version = word(8);
         if version != VERSION {
-            return Err(DiskError::Version { found: version });
+            return Err(LayerError::Version { found: version });
         }
         if u64::from(word(12)) != BLOCK {
-            return Err(DiskError::Damaged("its block size is not 4096"));
+            return Err(LayerError::Damaged("its block size is not 4096"));
         }
         let header = Self::new(long(16), long(24))?;
         if long(32) != header.map_offset() || long(40) != header.data_offset() {
-            return Err(DiskError::Damaged("its parts are not where they belong"));
+            return Err(LayerError::Damaged("its parts are not where they belong"));
         }
         if page[CHECKED + 4..].iter().any(|byte| *byte != 0) {
-            return Err(DiskError::Damaged("its header has something after the end"));
+            return Err(LayerError::Damaged(
+                "its header has something after the end",
+            ));
         }
         Ok(header)
     }
+}
+
+/// Checks a part of a map, which is not trusted: `first` is the block it begins with. Gives the number of
+/// blocks with data.
+pub fn check_map(bytes: &[u8], first: u64, blocks: u64) -> Result<u64, LayerError> {
+    let mut data = 0;
+    for (n, byte) in (0..).zip(bytes) {
+        let low = byte & 0b0101_0101;
+        let high = byte >> 1 & 0b0101_0101;
+        if low & high != 0 {
+            return Err(LayerError::Damaged("its map has an impossible value"));
+        }
+        let block = first + n * BLOCKS_PER_MAP_BYTE;
+        let inside = blocks.saturating_sub(block).min(BLOCKS_PER_MAP_BYTE);
+        if inside < BLOCKS_PER_MAP_BYTE && byte >> (2 * inside) != 0 {
+            return Err(LayerError::Damaged("its map goes on after the last block"));
+        }
+        data += u64::from(low.count_ones());
+    }
+    Ok(data)
 }
 
 #[cfg(test)]
@@ -141,5 +188,12 @@ mod tests {
         let odd = LayerHeader::new(512 * 9, 0).unwrap();
         assert_eq!(odd.blocks(), 2);
         assert_eq!(odd.file_len(), 4096 * 4);
+    }
+
+    #[test]
+    fn maps_with_impossible_values_are_refused() {
+        assert_eq!(check_map(&[0b0110_0001, 0], 0, 8), Ok(2));
+        assert!(check_map(&[0b1100], 0, 8).is_err());
+        assert!(check_map(&[0, 0b0100], 0, 5).is_err());
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forkd_api::{ErrorCode, EventKind};
-use forkd_store::{Lease, Store};
+use forkd_store::{Entry, Lease, Store};
 use forkd_vmm_client::Endings;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -16,6 +16,7 @@ use crate::error::{Error, chain};
 use crate::events::Events;
 use crate::launch::{Cgroups, Dirs, Launcher};
 use crate::sandbox::{Registry, Sandbox};
+use crate::touched::Touched;
 use crate::writing::WritingTags;
 
 /// The daemon.
@@ -37,6 +38,8 @@ pub struct App {
     pub sandboxes: Registry,
     /// Tags that are being written.
     pub writing: WritingTags,
+    /// Pages that children touch first.
+    pub touched: Touched,
     /// What happened.
     pub events: Events,
     /// Who may do what.
@@ -61,6 +64,9 @@ impl App {
                 .with_context(|| format!("cannot create {}", dir.display()))?;
         }
         let store = Store::open(&config.data_dir).context("the store cannot be opened")?;
+        let touched = config.data_dir.join("touched");
+        let touched = Touched::open(touched.clone())
+            .with_context(|| format!("cannot use {}", touched.display()))?;
         if let Some(parent) = config.state_file.parent() {
             std::fs::create_dir_all(parent)
                 .with_context(|| format!("cannot create {}", parent.display()))?;
@@ -88,6 +94,7 @@ impl App {
             cgroups: Cgroups::default(),
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
+            touched,
             events: Events::default(),
             auth,
             audit,
@@ -96,6 +103,22 @@ impl App {
             workspace_locks: crate::workspaces::Locks::default(),
         });
         Ok((app, receiver))
+    }
+
+    /// Forgets which pages children of deleted snapshots touched.
+    pub fn sweep_touched(&self) {
+        let states = self
+            .store
+            .list()
+            .iter()
+            .filter_map(|entry| match entry {
+                Entry::Whole(manifest) => Some(manifest.state.digest),
+                Entry::Broken { .. } => None,
+            })
+            .collect();
+        if let Err(error) = self.touched.keep_only(&states) {
+            tracing::warn!(%error, "recorded pages of deleted snapshots not removed");
+        }
     }
 
     /// Does something that waits for the disk, off the threads that serve requests.

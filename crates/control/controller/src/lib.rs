@@ -28,5 +28,6 @@ mod process;
 pub mod sandbox;
 pub mod serve;
 pub mod snapshots;
+pub mod touched;
 pub mod workspaces;
 pub mod writing;

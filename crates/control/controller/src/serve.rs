@@ -47,6 +47,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         ended = found.ended,
         "state taken over"
     );
+    app.sweep_touched();
     app.db
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
         .await?;

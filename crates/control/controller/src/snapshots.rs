@@ -186,9 +186,12 @@ pub async fn delete(app: &Arc<App>, tag: Tag, deletion: Deletion) -> Result<(), 
     let result = {
         let tag = tag.clone();
         app.blocking(move |app| {
-            app.store
+            let gone = app
+                .store
                 .delete(&tag, deletion)
-                .map_err(Error::store(format!("snapshot {tag} was not deleted")))
+                .map_err(Error::store(format!("snapshot {tag} was not deleted")))?;
+            app.sweep_touched();
+            Ok(gone)
         })
         .await
     };

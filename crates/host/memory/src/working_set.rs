@@ -16,6 +16,8 @@ const WRITTEN: u32 = 1 << 31;
 const HEADER: usize = 16;
 /// The most ranges a file may have.
 const MAX_RANGES: usize = 64 * 1024;
+/// The most pages that are recorded: a guest that touches everything does not make its siblings do so.
+const MAX_PAGES: u64 = 8192;
 
 /// The pages that were read and those that were written, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,7 +57,7 @@ impl WorkingSet {
         let touched = ram.touched_pages(pagemap)?;
         let written = ram.private_pages(pagemap)?;
         let mut ranges = split(&touched, &written);
-        ranges.truncate(MAX_RANGES);
+        ranges.truncate(within(MAX_PAGES, &ranges).min(MAX_RANGES));
         Ok(Self {
             pages: ram.layout().pages(),
             ranges,
@@ -141,6 +143,18 @@ impl WorkingSet {
     }
 }
 
+/// How many ranges from the first on have at most `limit` pages together.
+fn within(limit: u64, ranges: &[(PageRange, bool)]) -> usize {
+    let mut pages = 0;
+    ranges
+        .iter()
+        .take_while(|(range, _)| {
+            pages += range.count;
+            pages <= limit
+        })
+        .count()
+}
+
 /// Cuts `touched` at the borders of `written`.
 fn split(touched: &[PageRange], written: &[PageRange]) -> Vec<(PageRange, bool)> {
     let mut out: Vec<(PageRange, bool)> = Vec::new();
@@ -181,6 +195,19 @@ mod tests {
 
     fn range(first: u64, count: u64) -> PageRange {
         PageRange { first, count }
+    }
+
+    #[test]
+    fn a_set_has_an_end() {
+        let ranges = [
+            (range(0, 3), false),
+            (range(4, 2), true),
+            (range(9, 1), true),
+        ];
+        assert_eq!(
+            [2, 3, 5, 6].map(|limit| within(limit, &ranges)),
+            [0, 1, 2, 3]
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use forkd_store::{Manifest, Store};
 use forkd_vmm_proto::{FdIndex, MAX_FDS, MemoryImage, PageIndex};
 
 use crate::error::Error;
+use crate::touched::Touched;
 
 /// Collects descriptors and gives each its place.
 #[derive(Debug, Default)]
@@ -44,6 +45,8 @@ pub struct SnapshotFiles {
     pub(super) memory: Vec<File>,
     pub(super) index: Option<File>,
     pub(super) disks: Vec<DiskFiles>,
+    /// The pages that children touch first, once that is known.
+    pub(super) touched: Option<File>,
 }
 
 /// The files of one disk.
@@ -55,7 +58,7 @@ pub(super) struct DiskFiles {
 
 impl SnapshotFiles {
     /// Opens what the manifest names.
-    pub fn open(store: &Store, manifest: &Manifest) -> Result<Self, Error> {
+    pub fn open(store: &Store, touched: &Touched, manifest: &Manifest) -> Result<Self, Error> {
         let open = |blob: &forkd_store::BlobRef| {
             store.open_blob(&blob.digest).map_err(Error::store(format!(
                 "snapshot {} cannot be opened",
@@ -81,6 +84,7 @@ impl SnapshotFiles {
                     })
                 })
                 .collect::<Result<_, Error>>()?,
+            touched: touched.get(&manifest.state.digest),
         })
     }
 

@@ -119,7 +119,7 @@ pub async fn restore(
         },
         console: console(&mut fds, &files.console),
         generation: rand::random(),
-        prefault: None,
+        prefault: snapshot.touched.as_ref().map(|file| fds.push(file)),
         run,
     };
     vmm.run(Command::Restore(Box::new(spec)), &fds.finish()?)

@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::db::{DiskStack, LayerRef, SandboxRecord, StoredState};
 use crate::error::{Error, chain};
 use crate::launch::{self, NewDisk, SnapshotFiles, VmFiles};
-use crate::{admission, clock};
+use crate::{admission, clock, touched};
 
 /// The number successive owners of a control socket are told apart by.
 pub const EPOCH: u32 = 1;
@@ -89,7 +89,7 @@ pub async fn open(app: &Arc<App>, tag: &Tag) -> Result<SourceSnapshot, Error> {
 /// Opens the files of a snapshot.
 pub fn source(app: &App, published: Published) -> Result<SourceSnapshot, Error> {
     Ok(SourceSnapshot {
-        files: SnapshotFiles::open(&app.store, &published.manifest)?,
+        files: SnapshotFiles::open(&app.store, &app.touched, &published.manifest)?,
         manifest: published.manifest,
         _lease: published.lease,
     })
@@ -398,6 +398,7 @@ async fn start_one(
                 record.hostname = Some(report.hostname);
                 record.ready_us = Some(clock::micros(started.elapsed()));
             });
+            touched::record(app, &child.vmm, source.manifest.state.digest).await;
             Ok(child)
         }
         Err(error) => {

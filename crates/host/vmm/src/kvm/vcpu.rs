@@ -305,6 +305,10 @@ impl Vcpu {
         let mut msrs = saved.to_vec();
         msr::revive_deadline(&mut msrs);
         msr::restore_order(&mut msrs);
+        // KVM complains in the host's log about a write of this one, whatever the value, where the processor
+        // has no virtual branch records.
+        let current = self.read_msrs(&[msr::DEBUGCTL])?;
+        msrs.retain(|saved| saved.index != msr::DEBUGCTL || !same(current.first(), saved));
         let mut left = msrs.as_slice();
         while !left.is_empty() {
             let chunk = &left[..left.len().min(MSR_CHUNK)];
@@ -315,10 +319,7 @@ impl Vcpu {
             };
             // A register that cannot be written is no loss if it has the value already.
             let now = self.read_msrs(&[refused.index])?;
-            let same = now
-                .first()
-                .map_or(refused.data == 0, |m| m.data == refused.data);
-            if !same {
+            if !same(now.first(), refused) {
                 return Err(KvmError::Msr {
                     index: refused.index,
                     value: refused.data,
@@ -328,6 +329,11 @@ impl Vcpu {
         }
         Ok(())
     }
+}
+
+/// Whether a register has the value that was saved; one that cannot be read is zero.
+fn same(current: Option<&kvm_msr_entry>, saved: &kvm_msr_entry) -> bool {
+    current.map_or(0, |current| current.data) == saved.data
 }
 
 fn lapic_read(lapic: &kvm_lapic_state, register: usize) -> u32 {

@@ -7,6 +7,8 @@ pub const TSC: u32 = 0x10;
 /// The next timer interrupt, as a value of the time stamp counter.
 pub const TSC_DEADLINE: u32 = 0x6e0;
 
+/// Debugging features, among them branch records.
+pub const DEBUGCTL: u32 = 0x1d9;
 const MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MTRR_DEFAULT_TYPE: u32 = 0x2ff;

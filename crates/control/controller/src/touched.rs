@@ -1,0 +1,127 @@
+//! Which pages the first child of a snapshot touches until it is ready. The children after it find them present.
+//!
+//! The VMM writes and checks these files. They lie beside the store by the digest of the snapshot's state, and can
+//! be lost without harm.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forkd_types::Digest;
+use forkd_vmm_client::Vmm;
+use forkd_vmm_proto::Command;
+
+use crate::app::App;
+use crate::error::Error;
+use crate::launch::FdList;
+
+/// What is being written has this ending.
+const UNFINISHED: &str = "new";
+
+/// The recorded sets.
+#[derive(Debug)]
+pub struct Touched {
+    dir: PathBuf,
+    /// Snapshots whose set is being recorded.
+    busy: Mutex<HashSet<Digest>>,
+}
+
+impl Touched {
+    /// Opens the directory, and makes it if it is missing.
+    pub fn open(dir: PathBuf) -> io::Result<Self> {
+        std::fs::create_dir_all(&dir)?;
+        Ok(Self {
+            dir,
+            busy: Mutex::default(),
+        })
+    }
+
+    fn path(&self, state: &Digest) -> PathBuf {
+        self.dir.join(state.hex())
+    }
+
+    /// The set of a snapshot, if there is one.
+    pub fn get(&self, state: &Digest) -> Option<File> {
+        File::open(self.path(state)).ok()
+    }
+
+    /// Removes the sets of all other snapshots.
+    pub fn keep_only(&self, states: &HashSet<Digest>) -> io::Result<()> {
+        let names: HashSet<String> = states.iter().map(Digest::hex).collect();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if !name.to_str().is_some_and(|name| names.contains(name)) {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&self, state: Digest) -> bool {
+        self.get(&state).is_none() && self.busy().insert(state)
+    }
+
+    fn end(&self, state: &Digest) {
+        self.busy().remove(state);
+    }
+
+    fn busy(&self) -> std::sync::MutexGuard<'_, HashSet<Digest>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Records what a child that has just become ready touched, unless another child of the snapshot has done it.
+pub async fn record(app: &Arc<App>, vmm: &Vmm, state: Digest) {
+    if !app.touched.begin(state) {
+        return;
+    }
+    if let Err(error) = write(app, vmm, state).await {
+        tracing::warn!(%state, error = error.chain(), "touched pages not recorded");
+    }
+    app.touched.end(&state);
+}
+
+async fn write(app: &Arc<App>, vmm: &Vmm, state: Digest) -> Result<(), Error> {
+    let path = app.touched.path(&state);
+    let unfinished = path.with_extension(UNFINISHED);
+    let file = File::create(&unfinished).map_err(Error::io("create", &unfinished))?;
+    let mut fds = FdList::default();
+    let output = fds.push(&file);
+    vmm.run(Command::WorkingSet { output }, &fds.finish()?)
+        .await
+        .map_err(Error::vmm("the VMM did not do it"))?;
+    app.blocking(move |_| {
+        // A set that was cut off by a power failure would be refused at every fork.
+        file.sync_all()
+            .and_then(|()| std::fs::rename(&unfinished, &path))
+            .map_err(Error::io("write", &path))
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_of_snapshots_that_are_gone_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let touched = Touched::open(dir.path().join("touched")).unwrap();
+        let [kept, gone] = [Digest([1; 32]), Digest([2; 32])];
+        for state in [kept, gone] {
+            assert!(touched.begin(state));
+            assert!(!touched.begin(state), "two record at once");
+            std::fs::write(touched.path(&state), "set").unwrap();
+            touched.end(&state);
+            assert!(!touched.begin(state), "it is there already");
+        }
+        std::fs::write(touched.path(&kept).with_extension(UNFINISHED), "half").unwrap();
+        touched.keep_only(&HashSet::from([kept])).unwrap();
+        assert!(touched.get(&kept).is_some());
+        assert!(touched.get(&gone).is_none());
+        assert_eq!(std::fs::read_dir(&touched.dir).unwrap().count(), 1);
+    }
+}

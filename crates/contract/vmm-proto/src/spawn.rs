@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Shape;
 
-/// The version both sides name in their hello.
-pub const SPAWN_VERSION: u32 = 1;
+/// The version both sides name in their hello. `forkd-spawn` speaks to VMMs too, so it stands for that version as well.
+pub const SPAWN_VERSION: u32 = 1 << 16 | crate::PROTOCOL_VERSION;
 
 /// The most VMs one [`SpawnCommand::Take`] or one [`SpawnReply::Adopted`] speaks of.
 pub const MAX_BATCH: usize = 32;

@@ -9,5 +9,5 @@ mod spawner;
 mod vmm;
 
 pub use link::LinkError;
-pub use spawner::{Ended, Endings, Spawner, SpawnerError, Taken};
+pub use spawner::{Ended, Endings, Spawner, SpawnerError, Taken, end_spawner};
 pub use vmm::{Vmm, VmmCallError, VmmEvent, VmmEvents};

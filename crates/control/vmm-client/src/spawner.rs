@@ -10,7 +10,10 @@ use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
     SpawnRequest, SpawnStatus, Vm,
 };
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
@@ -77,6 +80,29 @@ impl Incoming for FromSpawn {
     }
 }
 
+/// Ends the process that listens there, and with it the VMs it has. Answers when it is gone.
+pub fn end_spawner(path: &Path) -> io::Result<()> {
+    let socket = dial(path)?;
+    let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    pidfd_send_signal(&process, Signal::KILL)?;
+    // Readable once the process has ended.
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    while let Err(error) = poll(&mut ended, None) {
+        if error != Errno::INTR {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+fn dial(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 impl Spawner {
     /// Connects and says hello. The ends of VMs go to the returned stream.
     pub async fn connect(path: &Path) -> Result<(Self, Endings), SpawnerError> {
@@ -84,11 +110,7 @@ impl Spawner {
             path: path.to_owned(),
             source,
         };
-        let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(|error| failed(error.into()))?;
-        let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
-        connect(&socket, &address).map_err(|error| failed(error.into()))?;
+        let socket = dial(path).map_err(failed)?;
         let (link, receiver) = Link::new(socket, 1).map_err(failed)?;
         let spawner = Self { link };
         match spawner

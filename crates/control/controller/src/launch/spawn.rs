@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forkd_types::SandboxId;
-use forkd_vmm_client::{Endings, Spawner, SpawnerError, Taken};
+use forkd_vmm_client::{Endings, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
-use forkd_vmm_proto::spawn::SpawnStatus;
+use forkd_vmm_proto::spawn::{SpawnError, SpawnStatus};
 use tokio::process::Command;
 
 /// How often the connection is tried after the program was started.
@@ -61,7 +61,6 @@ impl Launcher {
 
     /// Ends a VM's process. One that is gone already is no error.
     pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
-        use forkd_vmm_proto::spawn::SpawnError;
         let spawner = self.connected().await?;
         match self.noted(spawner.kill(id).await) {
             Err(SpawnerError::Refused(SpawnError::Unknown { .. })) => Ok(()),
@@ -104,6 +103,23 @@ impl Launcher {
         }
         let (spawner, endings) = match Spawner::connect(&self.socket).await {
             Ok(connected) => connected,
+            Err(SpawnerError::Refused(SpawnError::Version { ours, theirs })) => {
+                tracing::warn!(
+                    found = ours,
+                    wanted = theirs,
+                    "forkd-spawn is of another version; it ends, with the sandboxes it has"
+                );
+                let path = self.socket.clone();
+                tokio::task::spawn_blocking(move || end_spawner(&path))
+                    .await
+                    .map_err(std::io::Error::other)
+                    .and_then(|ended| ended)
+                    .map_err(|source| SpawnerError::Connect {
+                        path: self.socket.clone(),
+                        source,
+                    })?;
+                self.start().await?
+            }
             Err(_) => self.start().await?,
         };
         let spawner = Arc::new(spawner);

@@ -2,53 +2,9 @@
 # `make quickstart`: from nothing to forked machines. Builds, finds a KVM host (this one, or a machine), sees to a daemon, and
 # lets the program show what it does. Machine and daemon stay, so that the commands it names at the end work.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-
-daemon_answers() { "$bin/forkd" ls </dev/null >/dev/null 2>&1; }
-
-# In a session of its own: it is there to stay.
-start_daemon() {
-    local log=$cache/controller.log tenths=300
-    mkdir -p "$cache"
-    setsid "$bin/forkd-controller" serve </dev/null >"$log" 2>&1 &
-    local pid=$!
-    until daemon_answers; do
-        kill -0 "$pid" 2>/dev/null || die "the daemon ended at once" "its log is $log"
-        ((tenths-- > 0)) || die "the daemon does not answer" "its log is $log"
-        sleep 0.1
-    done
-    say "    a daemon runs as process $pid; its log is $log"
-}
-
-# The daemon in the machine has no network of Debian's to build from: it gets kernel and image from the host's cache.
-provide_image() {
-    local kernel image stamp inside=/var/lib/forkd
-    kernel=$("$bin/forkd-image" kernel)
-    initramfs=$("$bin/forkd-image" initramfs)
-    image=$(dirname "$("$bin/forkd-image" build python-numpy)")
-    # Paths in the cache contain what they were made from.
-    stamp=$inside/kernels/$(printf '%s\n' "$kernel" "$initramfs" "$image" | sha256sum | cut -c1-16)
-    if in_machine test -e "$stamp"; then return 0; fi
-    in_machine mkdir -p "$inside/kernels" "$inside/images/python-numpy"
-    copy_in "$kernel/vmlinux" "$inside/kernels/vmlinux"
-    copy_in "$initramfs" "$inside/kernels/initramfs.cpio"
-    copy_in "$image/root.ext4" "$inside/images/python-numpy/root.ext4"
-    copy_in "$image/image.json" "$inside/images/python-numpy/image.json"
-    in_machine touch "$stamp"
-}
-
-in_machine() { "$bin/forkd" machine exec --no-sync -- "$@" </dev/null; }
-copy_in() { "$bin/forkd" machine cp "$1" ":$2" </dev/null; }
+source "$root/scripts/daemon.sh"
 
 step "set-up" scripts/setup.sh
 step "build" scripts/build.sh
-kvm=$(cargo run -q --release -p xtask -- probe)
-if [ "$kvm" != native ]; then
-    say "    /dev/kvm is $kvm: guests run in a machine"
-    step "machine" "$bin/forkd" machine start
-    say "    the machine stays; \`forkd machine stop\` ends it"
-    step "kernel and image" provide_image
-elif ! daemon_answers; then
-    say "==> daemon"
-    start_daemon
-fi
+need_daemon
 run "$bin/forkd" quickstart "$@"

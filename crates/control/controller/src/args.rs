@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, ListenAddr, TlsFiles};
+use crate::telemetry::Collector;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
 
@@ -164,6 +165,22 @@ pub struct ServeArgs {
     /// forkd-image [default: beside this program]
     #[arg(long, env = "FORKD_IMAGE_PROGRAM", value_name = "PATH")]
     image_program: Option<PathBuf>,
+    /// Send traces to this OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318 [default: none are made]
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
+        value_name = "URL",
+        hide_env_values = true
+    )]
+    otlp_endpoint: Option<String>,
+    /// What the daemon is called in traces
+    #[arg(
+        long,
+        env = "OTEL_SERVICE_NAME",
+        default_value = "forkd-controller",
+        value_name = "NAME"
+    )]
+    otlp_service_name: String,
     /// Log as JSON
     #[arg(long, env = "FORKD_LOG_JSON")]
     pub log_json: bool,
@@ -216,6 +233,15 @@ impl ServeArgs {
             drain: self.drain.into(),
             data_dir,
         })
+    }
+
+    /// Where traces go, if anywhere.
+    pub fn collector(&self) -> anyhow::Result<Option<Collector>> {
+        self.otlp_endpoint
+            .as_deref()
+            .filter(|base| !base.is_empty())
+            .map(|base| Collector::new(base, &self.otlp_service_name))
+            .transpose()
     }
 
     fn listen(&self) -> anyhow::Result<Vec<ListenAddr>> {

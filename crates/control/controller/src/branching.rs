@@ -12,6 +12,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::sandbox::{Ask, BranchAsk, BranchDone, CutMode, Sandbox};
 use crate::snapshots::{HIDDEN, writing_info};
+use crate::telemetry::TARGET;
 use crate::writing::Claimed;
 
 /// A checked wish for a branch.
@@ -94,6 +95,7 @@ pub fn parse_tag(text: &str) -> Result<Tag, Error> {
 }
 
 /// Branches a sandbox.
+#[tracing::instrument(target = TARGET, skip_all, fields(forkd.sandbox = %id))]
 pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Branched, Error> {
     app.check_open()?;
     let made_up = || {
@@ -235,6 +237,7 @@ pub fn send(
 }
 
 /// Cuts a sandbox into a tag of the daemon's own.
+#[tracing::instrument(target = TARGET, name = "cut", skip_all, fields(forkd.sandbox = %sandbox.id))]
 pub async fn cut_hidden(
     app: &Arc<App>,
     sandbox: &Sandbox,

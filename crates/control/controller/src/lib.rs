@@ -28,6 +28,7 @@ mod process;
 pub mod sandbox;
 pub mod serve;
 pub mod snapshots;
+pub mod telemetry;
 pub mod touched;
 pub mod workspaces;
 pub mod writing;

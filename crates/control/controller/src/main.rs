@@ -5,7 +5,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use forkd_controller::args::{Cli, Command};
-use tracing_subscriber::EnvFilter;
+use forkd_controller::telemetry::{self, Export};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -25,8 +28,17 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
             let config = args.config()?;
-            log_to_stderr(args.log_json);
-            tokio::runtime::Runtime::new()?.block_on(forkd_controller::serve::run(config))
+            let traces = args
+                .collector()?
+                .map(|collector| Export::start(&collector))
+                .transpose()?;
+            log_to_stderr(args.log_json, traces.as_ref());
+            let outcome =
+                tokio::runtime::Runtime::new()?.block_on(forkd_controller::serve::run(config));
+            if let Some(traces) = traces {
+                traces.stop();
+            }
+            outcome
         }
         Command::Openapi => {
             print!("{}", forkd_controller::http::openapi_text());
@@ -44,14 +56,16 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-fn log_to_stderr(json: bool) {
+fn log_to_stderr(json: bool, traces: Option<&Export>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    if json {
-        builder.json().init();
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = if json {
+        log.json().boxed()
     } else {
-        builder.init();
-    }
+        log.boxed()
+    };
+    tracing_subscriber::registry()
+        .with(log.with_filter(telemetry::without_traces(filter)))
+        .with(traces.map(Export::layer))
+        .init();
 }

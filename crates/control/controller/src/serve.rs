@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use forkd_vmm_client::Endings;
 use forkd_vmm_proto::Shape;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::activation;
@@ -25,6 +25,8 @@ const SWEEP: Duration = Duration::from_secs(600);
 /// Runs the daemon until it is told to stop.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     crate::metrics::install();
+    // Before anything that takes time: a signal that comes early must not end the daemon half-way.
+    let signals = Signals::new()?;
     let drain = config.drain;
     let addresses = config.listen.clone();
     let tls: Option<Tls> = match &config.tls {
@@ -65,7 +67,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(activation::keep_watchdog_quiet(Arc::clone(&app)));
-    until_told(&app, tls.as_ref()).await?;
+    signals.until_told(&app, tls.as_ref()).await;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     app.stopping.cancel();
     for task in accepting {
@@ -78,16 +80,30 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for a signal to stop; reads files again on SIGHUP.
-async fn until_told(app: &Arc<App>, tls: Option<&Tls>) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hangup.recv() => reload(app, tls),
+/// What the daemon is told by signals, from when this was made.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for one to stop; reads files again on SIGHUP.
+    async fn until_told(mut self, app: &Arc<App>, tls: Option<&Tls>) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hangup.recv() => reload(app, tls),
+            }
         }
     }
 }

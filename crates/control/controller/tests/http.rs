@@ -1,15 +1,18 @@
 //! The daemon from outside, as far as no VM is needed.
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
-use forkd_api::routes;
+use forkd_api::{ErrorCode, routes};
+use forkd_client::Client;
 use forkd_controller::app::App;
-use forkd_controller::config::Config;
+use forkd_controller::config::{Config, ListenAddr, TlsFiles};
 use forkd_controller::http::{openapi, openapi_text, router};
+use forkd_controller::listen::{self, Bound, Server};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 struct Daemon {
@@ -428,6 +431,48 @@ async fn a_request_is_known_by_its_id_and_405_says_what_is_allowed() {
     let allow = response.headers()["allow"].to_str().unwrap().to_owned();
     assert!(allow.contains("GET") && allow.contains("POST"), "{allow}");
     assert_eq!(answer(response).await.1["request_id"], "mine-1");
+}
+
+#[tokio::test]
+async fn everything_works_over_tls_the_terminals_too() {
+    let daemon = Daemon::new(Some("correct-horse-battery"));
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../front/client/tests/data");
+    let files = TlsFiles {
+        cert: format!("{data}/localhost.pem").into(),
+        key: format!("{data}/localhost.key").into(),
+    };
+    let tls = Arc::new(RwLock::new(listen::load_tls(&files).unwrap()));
+    let any = ListenAddr::Tcp("127.0.0.1:0".parse().unwrap());
+    let bound = listen::bind(&any).await.unwrap();
+    let Bound::Tcp(listener) = &bound else {
+        panic!("{bound:?}");
+    };
+    let target = format!("https://{}", listener.local_addr().unwrap());
+    let stop = CancellationToken::new();
+    let server = Server::new(router(Arc::clone(&daemon.app)), Some(tls), stop.clone());
+    let accepting = tokio::spawn(server.accept(bound));
+
+    let pem = std::fs::read(&files.cert).unwrap();
+    let target = target.parse().unwrap();
+    let token = Some("correct-horse-battery".to_owned());
+    let client = Client::trusting(&target, token, &pem).unwrap();
+    assert_eq!(client.snapshots().await.unwrap(), []);
+    let start = serde_json::from_value(json!({"args": ["cat"]})).unwrap();
+    let Err(refused) = client.terminal("sb-1", &start).await else {
+        panic!("a terminal of no sandbox");
+    };
+    assert_eq!(
+        refused.code(),
+        Some(ErrorCode::SandboxNotFound),
+        "{refused}"
+    );
+    let stranger = Client::trusting(&target, None, &pem).unwrap();
+    let Err(refused) = stranger.terminal("sb-1", &start).await else {
+        panic!("a terminal without a token");
+    };
+    assert_eq!(refused.code(), Some(ErrorCode::MissingToken), "{refused}");
+    stop.cancel();
+    accepting.await.unwrap();
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 const DASHBOARD: &str = include_str!("../../../../packaging/grafana/forkd.json");
 const METRICS: &str = include_str!("../src/metrics.rs");
+const SOCKET: &str = include_str!("../../../../packaging/systemd/forkd.socket");
 const UNIT: &str = include_str!("../../../../packaging/systemd/forkd-controller.service");
 
 /// The metrics that a text names, without what a histogram puts behind its name.
@@ -24,6 +25,12 @@ fn names(text: &str) -> BTreeSet<String> {
 fn the_dashboard_and_the_daemon_name_the_same_metrics() {
     serde_json::from_str::<serde_json::Value>(DASHBOARD).unwrap();
     assert_eq!(names(DASHBOARD), names(METRICS));
+}
+
+#[test]
+fn the_sockets_go_to_the_daemon() {
+    assert!(SOCKET.contains("\nService=forkd-controller.service\n"));
+    assert!(UNIT.contains("\nRequires=forkd.socket\n"));
 }
 
 #[test]

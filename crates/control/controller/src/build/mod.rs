@@ -13,6 +13,7 @@ use forkd_types::Tag;
 
 use crate::app::App;
 use crate::error::Error;
+use crate::telemetry::TARGET;
 use crate::writing::Claimed;
 
 /// What the root disk is.
@@ -48,6 +49,7 @@ pub struct BuildRequest {
 }
 
 /// Builds a parent and stores it under the claimed tag.
+#[tracing::instrument(target = TARGET, skip_all, fields(forkd.snapshot = %claimed.tag()))]
 pub async fn build(
     app: &Arc<App>,
     request: BuildRequest,

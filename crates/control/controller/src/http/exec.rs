@@ -14,8 +14,10 @@ use forkd_api::{
 };
 use forkd_guest_client::{Client, Exec, Output};
 use forkd_guest_proto as guest;
+use forkd_types::SandboxId;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tracing::Instrument;
 
 use super::errors::{Answer, Failure};
 use super::extract::{Body, PathId};
@@ -23,6 +25,7 @@ use super::stream::{Framing, respond};
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
+use crate::telemetry::{self, TARGET};
 
 /// The most of each output that one answer holds.
 const MAX_OUTPUT: usize = 8 << 20;
@@ -148,7 +151,9 @@ pub async fn exec(
     let started = Instant::now();
     let input = request.stdin.unwrap_or_default();
     let work = client.exec_capture_with(wish, input.as_bytes(), MAX_OUTPUT);
-    let done = patiently(work, request.timeout_secs).await?;
+    let done = patiently(work, request.timeout_secs)
+        .instrument(span("exec", &id))
+        .await?;
     metrics::histogram!("forkd_exec_seconds").record(started.elapsed().as_secs_f64());
     let done = match done {
         Ok(done) => done,
@@ -191,6 +196,11 @@ pub fn not_started(
     }
 }
 
+/// What a command does is not in it: arguments and environments hold secrets.
+fn span(what: &str, id: &SandboxId) -> tracing::Span {
+    tracing::info_span!(target: TARGET, "guest", otel.name = what, forkd.sandbox = %id)
+}
+
 async fn patiently<T>(work: impl Future<Output = T>, seconds: u64) -> Result<T, Error> {
     let limit = Duration::from_secs(seconds).saturating_add(GRACE);
     tokio::time::timeout(limit, work)
@@ -221,7 +231,8 @@ pub async fn exec_stream(
     wish.stdin = request.stdin.is_some();
     let client = sandbox.agent().await?;
     let (frames, receiver) = mpsc::channel(FRAMES);
-    tokio::spawn(follow(client, wish, request.stdin, frames));
+    let follow = follow(client, wish, request.stdin, frames);
+    telemetry::spawn(follow.instrument(span("exec", &id)));
     Ok(respond(
         Framing::wanted(&headers),
         ReceiverStream::new(receiver),
@@ -363,6 +374,7 @@ pub async fn eval(
         ..guest::EvalRequest::default()
     });
     let done = patiently(work, seconds)
+        .instrument(span("eval", &id))
         .await?
         .map_err(Error::agent(format!(
             "sandbox {id} could not evaluate the code"

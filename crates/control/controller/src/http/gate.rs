@@ -1,4 +1,4 @@
-//! What every request passes: a number, a limit, a token, a line in the log.
+//! What every request passes: a number, a limit, a token, a span, a line in the log.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use forkd_api::ErrorCode;
 use tokio::sync::Semaphore;
+use tracing::Instrument;
 
 use super::errors::{Failure, REQUEST_ID};
 use super::rate::Rates;
@@ -16,6 +17,7 @@ use crate::app::App;
 use crate::audit::Line;
 use crate::auth::{Actor, Denied};
 use crate::listen::Peer;
+use crate::telemetry;
 
 const ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest id that is taken over from the client.
@@ -36,6 +38,7 @@ pub struct Gate {
 pub async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(&request);
+    let span = telemetry::request_span(&request, &id);
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let peer = request
@@ -60,7 +63,11 @@ pub async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) ->
         };
         next.run(request).await
     };
-    let mut response = REQUEST_ID.scope(id.clone(), serve).await;
+    let mut response = REQUEST_ID
+        .scope(id.clone(), serve)
+        .instrument(span.clone())
+        .await;
+    telemetry::answered(&span, response.status());
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(ID_HEADER, value);
     }

@@ -25,6 +25,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::sandbox::Ask;
 use crate::sandbox::create::{self, CreateRequest};
+use crate::telemetry;
 
 /// The most labels one object has.
 const MAX_LABELS: usize = 32;
@@ -196,11 +197,11 @@ pub async fn start(
 /// Answers when the children are entered, and starts them in the background. Only what can be seen by then is refused.
 async fn launched(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
     let app = Arc::clone(app);
-    let entering = tokio::spawn(async move {
+    let entering = telemetry::spawn(async move {
         let source = create::open(&app, &wish.tag).await?;
         let launch = create::launch(&app, wish, source).await?;
         let infos = launch.infos();
-        tokio::spawn(async move {
+        telemetry::spawn(async move {
             if let Err(error) = launch.finish(&app).await {
                 tracing::warn!(error = error.chain(), "children were not started");
             }
@@ -213,7 +214,7 @@ async fn launched(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo
 /// In a task of its own: a client that goes away leaves no child half started.
 async fn detached(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
     let app = Arc::clone(app);
-    tokio::spawn(async move { create::create(&app, wish).await })
+    telemetry::spawn(async move { create::create(&app, wish).await })
         .await
         .map_err(|_| Error::Task)?
 }
@@ -296,7 +297,7 @@ pub async fn branch(
     idempotency::once(&app, &actor, &headers, &what, &request, async {
         let work = {
             let app = Arc::clone(&app);
-            tokio::spawn(async move { branching::branch(&app, &id, wish).await })
+            telemetry::spawn(async move { branching::branch(&app, &id, wish).await })
         };
         Ok(match work.await.map_err(|_| Error::Task)?? {
             Branched::Ready(info) => (StatusCode::CREATED, serde_json::to_value(info)),
@@ -325,7 +326,7 @@ pub async fn fork(
         expires_at_unix: expiry(&app, request.timeout_secs)?,
         labels: checked_labels(request.labels)?,
     };
-    let work = tokio::spawn(async move { crate::forking::fork(&app, &id, wish).await });
+    let work = telemetry::spawn(async move { crate::forking::fork(&app, &id, wish).await });
     let infos = work.await.map_err(|_| Error::Task)??;
     Ok((StatusCode::CREATED, Json(infos)))
 }

@@ -23,6 +23,7 @@ use crate::branching::{claim, parse_tag};
 use crate::build::{self, BuildRequest, Disk};
 use crate::error::Error;
 use crate::snapshots;
+use crate::telemetry;
 
 /// The longest `boot_wait_secs`, which has no other meaning here.
 const MAX_BOOT_WAIT: u64 = 60;
@@ -59,7 +60,7 @@ pub async fn create(
     let work = {
         let app = Arc::clone(&app);
         // A task of its own: a client that goes away does not leave a parent half built.
-        tokio::spawn(async move { build::build(&app, wish, claimed).await })
+        telemetry::spawn(async move { build::build(&app, wish, claimed).await })
     };
     if wait {
         let info = work.await.map_err(|_| Error::Task)??;

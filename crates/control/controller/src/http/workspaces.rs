@@ -13,6 +13,7 @@ use crate::app::App;
 use crate::auth::Actor;
 use crate::branching::parse_tag;
 use crate::error::Error;
+use crate::telemetry;
 use crate::workspaces::{self, NewWorkspace};
 
 /// Every workspace.
@@ -43,7 +44,7 @@ pub async fn create(
         per_child_netns: request.per_child_netns,
         memory_limit_mib: request.memory_limit_mib,
     };
-    let work = tokio::spawn(async move { workspaces::make(&app, wish).await });
+    let work = telemetry::spawn(async move { workspaces::make(&app, wish).await });
     let info = work.await.map_err(|_| Error::Task)??;
     Ok((StatusCode::CREATED, Json(info)))
 }
@@ -70,7 +71,7 @@ pub async fn get(
     (status = "5XX", description = "Failed", body = ErrorBody)
 ))]
 pub async fn delete(State(app): State<Arc<App>>, PathTag(name): PathTag) -> Answer<StatusCode> {
-    let work = tokio::spawn(async move { workspaces::delete(&app, &name).await });
+    let work = telemetry::spawn(async move { workspaces::delete(&app, &name).await });
     work.await.map_err(|_| Error::Task)??;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -87,7 +88,8 @@ pub async fn suspend(
     PathTag(name): PathTag,
     Body(request): Body<SuspendRequest>,
 ) -> Answer<Json<WorkspaceInfo>> {
-    let work = tokio::spawn(async move { workspaces::suspend(&app, &name, request.diff).await });
+    let work =
+        telemetry::spawn(async move { workspaces::suspend(&app, &name, request.diff).await });
     Ok(Json(work.await.map_err(|_| Error::Task)??))
 }
 
@@ -102,6 +104,6 @@ pub async fn resume(
     State(app): State<Arc<App>>,
     PathTag(name): PathTag,
 ) -> Answer<Json<WorkspaceInfo>> {
-    let work = tokio::spawn(async move { workspaces::resume(&app, &name).await });
+    let work = telemetry::spawn(async move { workspaces::resume(&app, &name).await });
     Ok(Json(work.await.map_err(|_| Error::Task)??))
 }

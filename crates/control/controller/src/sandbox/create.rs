@@ -19,6 +19,7 @@ use crate::app::App;
 use crate::db::{DiskStack, LayerRef, SandboxRecord, StoredState};
 use crate::error::{Error, chain};
 use crate::launch::{self, NewDisk, SnapshotFiles, VmFiles};
+use crate::telemetry::TARGET;
 use crate::{admission, clock, touched};
 
 /// The number successive owners of a control socket are told apart by.
@@ -114,6 +115,7 @@ pub struct Launch {
 }
 
 /// Gets everything that children need. What is refused is refused here.
+#[tracing::instrument(target = TARGET, skip_all, fields(forkd.snapshot = %request.tag, forkd.count = request.count))]
 pub async fn launch(
     app: &Arc<App>,
     request: CreateRequest,
@@ -352,6 +354,7 @@ fn record(
 }
 
 /// Restores one child and waits for its agent.
+#[tracing::instrument(target = TARGET, name = "start", skip_all, fields(forkd.sandbox = %child.sandbox.id))]
 async fn start_one(
     app: &Arc<App>,
     child: Child,

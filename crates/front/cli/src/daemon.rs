@@ -17,7 +17,16 @@ const SOCKET: &str = "forkd/forkd.sock";
 /// A connection to the daemon that was named, or to the one of this user's machine or of this host.
 pub fn connect(args: &DaemonArgs) -> Result<Client, CliError> {
     let target = target(args).map_err(|error| failed(Error::Target(error)))?;
-    Client::new(&target, args.daemon_token.clone()).map_err(failed)
+    let token = args.daemon_token.clone();
+    match &args.daemon_cacert {
+        Some(path) => {
+            let pem = std::fs::read(path).map_err(|error| {
+                anyhow!(error).context(format!("cannot read {}", path.display()))
+            })?;
+            Client::trusting(&target, token, &pem).map_err(failed)
+        }
+        None => Client::new(&target, token).map_err(failed),
+    }
 }
 
 /// Where the daemon is: as named, else in a machine that runs, else behind a local socket, else at the usual port.
@@ -64,6 +73,10 @@ pub fn block_on(work: impl Future<Output = CliResult>) -> CliResult {
 /// What the daemon said, with a hint.
 pub fn failed(error: Error) -> CliError {
     let hint = match &error {
+        Error::Unreachable { source, .. } if source.to_string().contains("certificate") => Some(
+            "name the certificate to trust with --daemon-cacert or FORKD_CACERT, and the host as it does"
+                .to_owned(),
+        ),
         Error::Unreachable { target, .. } => Some(start_hint(target)),
         Error::Refused { .. } if error.code() == Some(ErrorCode::MissingToken) => {
             Some("set FORKD_TOKEN or give --daemon-token".to_owned())

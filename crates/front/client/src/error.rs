@@ -14,6 +14,9 @@ pub enum Error {
     /// The client could not be set up.
     #[error("the HTTP client cannot be set up")]
     Setup(#[source] reqwest::Error),
+    /// There is nothing in what was to be trusted.
+    #[error("there is no certificate in what is to be trusted: PEM is needed")]
+    NoCertificate,
     /// Nobody answered.
     #[error("no daemon answers at {target}")]
     Unreachable {

@@ -62,6 +62,11 @@ impl fmt::Display for Target {
 }
 
 impl Target {
+    /// Whoever answers has to show a certificate.
+    pub(crate) fn is_tls(&self) -> bool {
+        matches!(self, Self::Url(url) if url.starts_with("https://"))
+    }
+
     /// What goes before a route.
     pub(crate) fn base(&self) -> &str {
         match self {

@@ -1,25 +1,25 @@
 //! Programs with input, over a WebSocket.
 
-use std::io;
-
 use forkd_api::routes::{self, fill};
-use forkd_api::{ErrorBody, ErrorCode, ExecFrame, TerminalInput, TerminalStart};
+use forkd_api::{ExecFrame, TerminalInput, TerminalStart};
 use futures::{SinkExt, StreamExt};
-use http::header::{AUTHORIZATION, HeaderValue};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::{self, Message};
-use tokio_tungstenite::{WebSocketStream, client_async};
+use http::StatusCode;
+use http::header::{
+    CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION,
+    UPGRADE,
+};
+use reqwest::Upgraded;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
 
-use crate::{Client, Error, Target};
-
-trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+use crate::{Client, Error};
 
 /// A program that runs with input.
 pub struct Terminal {
-    socket: WebSocketStream<Box<dyn Io>>,
+    socket: WebSocketStream<Upgraded>,
 }
 
 /// What comes back.
@@ -38,67 +38,31 @@ fn cut_off(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error 
 }
 
 impl Client {
-    /// Runs a program with input. Only `http` and `unix` addresses are served.
+    /// Runs a program with input.
     pub async fn terminal(&self, id: &str, start: &TerminalStart) -> Result<Terminal, Error> {
-        let unreachable = |source: io::Error| Error::Unreachable {
-            target: self.target.to_string(),
-            source: Box::new(source),
-        };
-        let (io, host): (Box<dyn Io>, &str) = match &self.target {
-            Target::Unix(path) => (
-                Box::new(UnixStream::connect(path).await.map_err(unreachable)?),
-                "localhost",
-            ),
-            Target::Url(url) => {
-                let Some(host) = url.strip_prefix("http://") else {
-                    let text = "terminals over https are not served by this client";
-                    return Err(unreachable(io::Error::new(
-                        io::ErrorKind::Unsupported,
-                        text,
-                    )));
-                };
-                let address = if host.contains(':') {
-                    host.to_owned()
-                } else {
-                    format!("{host}:80")
-                };
-                (
-                    Box::new(TcpStream::connect(address).await.map_err(unreachable)?),
-                    host,
-                )
-            }
-        };
-        let url = format!("ws://{host}{}", fill(routes::TERMINAL, &[id]));
-        let mut request = url.into_client_request().map_err(cut_off)?;
-        if let Some(token) = &self.token
-            && let Ok(value) = HeaderValue::from_str(&format!("Bearer {token}"))
+        let key = generate_key();
+        let request = self
+            .upgrade(&fill(routes::TERMINAL, &[id]))
+            .header(CONNECTION, "Upgrade")
+            .header(UPGRADE, "websocket")
+            .header(SEC_WEBSOCKET_VERSION, "13")
+            .header(SEC_WEBSOCKET_KEY, &key);
+        let response = self.send(request).await?;
+        let accepted = response
+            .headers()
+            .get(SEC_WEBSOCKET_ACCEPT)
+            .map(HeaderValue::as_bytes);
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS
+            || accepted != Some(derive_accept_key(key.as_bytes()).as_bytes())
         {
-            request.headers_mut().insert(AUTHORIZATION, value);
+            return Err(cut_off("whoever answers does not speak WebSocket"));
         }
-        let socket = match client_async(request, io).await {
-            Ok((socket, _)) => socket,
-            Err(tungstenite::Error::Http(response)) => return Err(refused(&response)),
-            Err(error) => return Err(cut_off(error)),
-        };
+        let connection = response.upgrade().await.map_err(cut_off)?;
+        let socket = WebSocketStream::from_raw_socket(connection, Role::Client, None).await;
         let mut terminal = Terminal { socket };
         terminal.text(start).await?;
         Ok(terminal)
     }
-}
-
-fn refused(response: &http::Response<Option<Vec<u8>>>) -> Error {
-    let status = response.status().as_u16();
-    let body = response
-        .body()
-        .as_deref()
-        .and_then(|bytes| serde_json::from_slice(bytes).ok())
-        .unwrap_or_else(|| ErrorBody {
-            error: format!("HTTP {status}"),
-            code: ErrorCode::Internal,
-            hint: None,
-            request_id: None,
-        });
-    Error::Refused { status, body }
 }
 
 impl Terminal {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forkd_api::{ErrorBody, ErrorCode};
-use reqwest::{Method, RequestBuilder, Response};
+use reqwest::{Certificate, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -16,23 +16,53 @@ const CONNECT: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
-    pub(crate) target: Target,
-    pub(crate) token: Option<String>,
+    /// Without HTTP/2, which has no upgrade to a WebSocket.
+    http1: reqwest::Client,
+    target: Target,
+    token: Option<String>,
 }
 
 impl Client {
-    /// Does not connect yet.
+    /// Does not connect yet. Certificates are checked against those that the host trusts.
     pub fn new(target: &Target, token: Option<String>) -> Result<Self, Error> {
+        Self::build(target, token, &[])
+    }
+
+    /// Trusts these certificates (PEM) besides those that the host trusts. Does not connect yet.
+    pub fn trusting(target: &Target, token: Option<String>, pem: &[u8]) -> Result<Self, Error> {
+        let trusted = Certificate::from_pem_bundle(pem).map_err(Error::Setup)?;
+        if trusted.is_empty() {
+            return Err(Error::NoCertificate);
+        }
+        Self::build(target, token, &trusted)
+    }
+
+    fn build(
+        target: &Target,
+        token: Option<String>,
+        trusted: &[Certificate],
+    ) -> Result<Self, Error> {
         // A second call, by another part of the program, changes nothing.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let mut builder = reqwest::Client::builder()
-            .connect_timeout(CONNECT)
-            .user_agent(concat!("forkd/", env!("CARGO_PKG_VERSION")));
-        if let Target::Unix(path) = target {
-            builder = builder.unix_socket(path.as_path()).no_proxy();
-        }
+        let builder = || {
+            let builder = reqwest::Client::builder()
+                .connect_timeout(CONNECT)
+                .tls_certs_merge(trusted.to_vec())
+                .user_agent(concat!("forkd/", env!("CARGO_PKG_VERSION")));
+            match target {
+                Target::Unix(path) => builder.unix_socket(path.as_path()).no_proxy(),
+                Target::Url(_) => builder,
+            }
+        };
+        let http = builder().build().map_err(Error::Setup)?;
+        let http1 = if target.is_tls() {
+            builder().http1_only().build().map_err(Error::Setup)?
+        } else {
+            http.clone()
+        };
         Ok(Self {
-            http: builder.build().map_err(Error::Setup)?,
+            http,
+            http1,
             target: target.clone(),
             token: token.filter(|token| !token.is_empty()),
         })
@@ -44,16 +74,26 @@ impl Client {
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self
-            .http
-            .request(method, format!("{}{path}", self.target.base()));
+        self.with_token(self.http.request(method, self.url(path)))
+    }
+
+    /// A request for something else than HTTP on the same connection.
+    pub(crate) fn upgrade(&self, path: &str) -> RequestBuilder {
+        self.with_token(self.http1.get(self.url(path)))
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.target.base())
+    }
+
+    fn with_token(&self, request: RequestBuilder) -> RequestBuilder {
         match &self.token {
             Some(token) => request.bearer_auth(token),
             None => request,
         }
     }
 
-    /// Sends a request and gives the answer if it is a success.
+    /// Sends a request and gives the answer if it is not a refusal.
     pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, Error> {
         let response = request.send().await.map_err(|source| {
             if source.is_connect() || source.is_builder() {
@@ -65,7 +105,7 @@ impl Client {
                 Error::CutOff(Error::root(source))
             }
         })?;
-        if response.status().is_success() {
+        if response.status().is_success() || response.status().is_informational() {
             return Ok(response);
         }
         let status = response.status().as_u16();

@@ -1,5 +1,7 @@
 //! How the daemon is found.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 /// Where the daemon is; every command that talks to it has these.
@@ -19,4 +21,7 @@ pub struct DaemonArgs {
         global = true
     )]
     pub daemon_token: Option<String>,
+    /// Certificates (PEM) to trust besides those of the host, for https
+    #[arg(long, env = "FORKD_CACERT", value_name = "FILE", global = true)]
+    pub daemon_cacert: Option<PathBuf>,
 }

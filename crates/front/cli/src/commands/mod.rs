@@ -16,6 +16,7 @@ mod logs;
 mod ls;
 mod machine;
 mod man;
+mod own_snapshot;
 mod ping;
 mod quickstart;
 mod rmi;

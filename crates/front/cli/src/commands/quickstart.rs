@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use forkd_api::{BranchRequest, CreateSandboxes, SandboxInfo};
-use forkd_client::Client;
+use forkd_client::{Client, Error};
 use futures::StreamExt;
 
-use super::run::ensure;
+use super::own_snapshot::OwnSnapshot;
 use crate::args::QuickstartArgs;
 use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliError, CliResult, Exit};
@@ -34,20 +34,26 @@ pub fn run(args: &QuickstartArgs, ui: &Ui) -> CliResult {
             client.target()
         ));
         let mut rows = Rows::new();
-        ui.talk(format_args!("==> a warm parent of {}", args.image));
-        let started = Instant::now();
-        let made = ensure(&client, TAG, &args.image, ui).await?;
-        rows.push(if made {
-            line("boot, warm up, freeze", started.elapsed(), "once")
-        } else {
-            [
+        ui.talk(format_args!(
+            "==> a warm parent of {}, {} children of it",
+            args.image, args.n
+        ));
+        let parent = OwnSnapshot {
+            tag: TAG,
+            image: &args.image,
+        };
+        let ((children, took), made) = parent
+            .start(&client, ui, async || spawn(&client, TAG, args.n).await)
+            .await?;
+        check_started(&client, &children).await?;
+        rows.push(match made {
+            Some(took) => line("boot, warm up, freeze", took, "once"),
+            None => [
                 "boot, warm up, freeze".into(),
                 "-".into(),
                 "done before".into(),
-            ]
+            ],
         });
-        ui.talk(format_args!("==> {} children of it", args.n));
-        let (children, took) = spawn(&client, TAG, args.n).await?;
         let each = took / u32::try_from(children.len()).unwrap_or(1).max(1);
         let note = format!("every agent answered; {} each", time(each));
         rows.push(line(
@@ -136,11 +142,7 @@ fn indented(text: &str) -> String {
     lines.join("\n")
 }
 
-async fn spawn(
-    client: &Client,
-    tag: &str,
-    n: u32,
-) -> Result<(Vec<SandboxInfo>, Duration), CliError> {
+async fn spawn(client: &Client, tag: &str, n: u32) -> Result<(Vec<SandboxInfo>, Duration), Error> {
     let started = Instant::now();
     let request = CreateSandboxes {
         snapshot_tag: tag.to_owned(),
@@ -149,13 +151,17 @@ async fn spawn(
         timeout_secs: Some(600),
         ..CreateSandboxes::default()
     };
-    let children = client.spawn(&request).await.map_err(failed)?;
-    let took = started.elapsed();
+    let children = client.spawn(&request).await?;
+    Ok((children, started.elapsed()))
+}
+
+/// Ends all if one of them did not start.
+async fn check_started(client: &Client, children: &[SandboxInfo]) -> Result<(), CliError> {
     match children.iter().find_map(|child| child.error.as_ref()) {
-        None => Ok((children, took)),
+        None => Ok(()),
         Some(body) => {
             let error = anyhow!("a child did not start: {}", body.error);
-            end(client, &children).await;
+            end(client, children).await;
             Err(error.into())
         }
     }
@@ -219,7 +225,8 @@ async fn squares(client: &Client, children: &[SandboxInfo]) -> Result<(), CliErr
 }
 
 async fn grandchildren(client: &Client, tag: &str, rows: &mut Rows) -> Result<(), CliError> {
-    let (children, took) = spawn(client, tag, 2).await?;
+    let (children, took) = spawn(client, tag, 2).await.map_err(failed)?;
+    check_started(client, &children).await?;
     rows.push(line(
         "fork 2 children of the branch",
         took,

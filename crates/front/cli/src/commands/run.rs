@@ -1,12 +1,12 @@
 //! `forkd run`: a command in a new sandbox of an image.
 
-use forkd_api::{CreateSandboxes, CreateSnapshot, ErrorCode, ExecRequest};
-use forkd_client::Client;
+use forkd_api::{CreateSandboxes, ExecRequest};
 
 use super::exec::stream;
+use super::own_snapshot::OwnSnapshot;
 use crate::args::RunArgs;
-use crate::daemon::{block_on, connect, failed};
-use crate::error::{CliError, CliResult};
+use crate::daemon::{block_on, connect};
+use crate::error::CliResult;
 use crate::ui::Ui;
 
 /// Runs `forkd run`.
@@ -14,15 +14,20 @@ pub fn run(args: &RunArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
     block_on(async {
         let tag = format!("run-{}", args.image);
-        ensure(&client, &tag, &args.image, ui).await?;
         let request = CreateSandboxes {
-            snapshot_tag: tag,
+            snapshot_tag: tag.clone(),
             n: 1,
             wait: true,
             timeout_secs: Some(args.timeout_secs.saturating_add(60)),
             ..CreateSandboxes::default()
         };
-        let children = client.spawn(&request).await.map_err(failed)?;
+        let own = OwnSnapshot {
+            tag: &tag,
+            image: &args.image,
+        };
+        let (children, _) = own
+            .start(&client, ui, async || client.spawn(&request).await)
+            .await?;
         let id = children
             .first()
             .map(|child| child.id.clone())
@@ -40,29 +45,4 @@ pub fn run(args: &RunArgs, ui: &Ui) -> CliResult {
         let _ = client.kill(&id).await;
         exit
     })
-}
-
-/// Makes the snapshot of an image unless it is there; says whether it did.
-pub async fn ensure(client: &Client, tag: &str, image: &str, ui: &Ui) -> Result<bool, CliError> {
-    match client.snapshot(tag).await {
-        Ok(_) => return Ok(false),
-        Err(error) if error.code() == Some(ErrorCode::SnapshotNotFound) => {}
-        Err(error) => return Err(failed(error)),
-    }
-    ui.aside(format_args!(
-        "first use of {image}: booting a parent, warming it up, freezing it as {tag} …"
-    ));
-    let request = CreateSnapshot {
-        tag: tag.to_owned(),
-        image: Some(image.to_owned()),
-        boot_wait_secs: 10,
-        wait: true,
-        ..CreateSnapshot::default()
-    };
-    match client.create_snapshot(&request).await {
-        Ok(_) => Ok(true),
-        // Somebody else made it meanwhile.
-        Err(error) if error.code() == Some(ErrorCode::AlreadyExists) => Ok(false),
-        Err(error) => Err(failed(error)),
-    }
 }

@@ -8,7 +8,8 @@ use forkd_api::BranchRequest;
 use forkd_types::MiB;
 use serde::Serialize;
 
-use crate::daemon::{self, Daemon, DaemonArgs, ready};
+use crate::daemon::{self, Daemon, MeasureArgs, ready};
+use crate::output::Findings;
 use crate::report::Host;
 use crate::source::Source;
 use crate::stats::Spread;
@@ -23,6 +24,7 @@ const CLOCK: &str = "through the daemon's REST API; ready: from the request for 
 
 /// Arguments of `chain`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("rounds", |arg| arg.help("Children at each depth").default_value("20").value_parser(clap::value_parser!(u8).range(1..=200))))]
 pub struct Args {
     /// Memory of the base.
     #[arg(long, default_value = "512M", value_name = "SIZE")]
@@ -36,16 +38,8 @@ pub struct Args {
     #[arg(long, default_value = "1M", value_name = "SIZE")]
     dirty: MiB,
 
-    /// Children at each depth.
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u8).range(1..=200))]
-    rounds: u8,
-
     #[command(flatten)]
-    daemon: DaemonArgs,
-
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    measure: MeasureArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,7 +99,7 @@ struct Conditions {
 /// Runs `chain`.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
-    let (chain, disk) = daemon::run(&args.daemon, "chain", async |daemon| {
+    let (chain, disk) = daemon::run(&args.measure.daemon, "chain", async |daemon| {
         let (tags, disk) = build(daemon, args).await?;
         Ok((spawn(daemon, args, &tags).await?, disk))
     })?;
@@ -116,16 +110,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             host,
             memory_mib: args.memory.0,
             dirty_mib: args.dirty.0,
-            rounds: args.rounds,
+            rounds: args.measure.rounds,
             clock: CLOCK,
         },
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    args.measure.output.print(&report)
 }
 
 /// Makes the chain: each link is cut from a child of the one before.
@@ -185,8 +174,8 @@ async fn spawn(daemon: &Daemon, args: &Args, tags: &[String]) -> anyhow::Result<
         );
     }
     let mut times = vec![Vec::new(); depths.len()];
-    for round in 1..=args.rounds {
-        eprintln!("children, round {round} of {}", args.rounds);
+    for round in 1..=args.measure.rounds {
+        eprintln!("children, round {round} of {}", args.measure.rounds);
         for (depth, times) in depths.iter().zip(&mut times) {
             let child = daemon.spawn(&tags[*depth], 1).await?;
             times.extend(ready(&child));
@@ -210,7 +199,7 @@ fn compared(depths: &[usize], times: &[Vec<Duration>]) -> Vec<Depth> {
         .collect()
 }
 
-impl Report {
+impl Findings for Report {
     fn text(&self) -> String {
         let c = &self.conditions;
         let mut text = format!(

@@ -9,6 +9,8 @@ use forkd_client::{Client, Target};
 use forkd_types::MiB;
 use futures::StreamExt;
 
+use crate::output::OutputArgs;
+
 /// Requests to end a sandbox that are under way at once.
 const ENDINGS: usize = 32;
 
@@ -36,6 +38,22 @@ pub struct DaemonArgs {
         value_name = "TOKEN"
     )]
     daemon_token: Option<String>,
+}
+
+/// What measurements that are repeated take.
+#[derive(Debug, clap::Args)]
+pub struct MeasureArgs {
+    /// How often each is repeated
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub rounds: u8,
+
+    /// Where.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+
+    /// How to print what was found.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// A connection, and a prefix that all tags of this run have.

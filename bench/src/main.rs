@@ -9,6 +9,7 @@ mod floor;
 mod fork;
 mod frozen;
 mod history;
+mod output;
 mod report;
 mod rollback;
 mod source;
@@ -20,6 +21,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use forkd_types::MiB;
+use output::OutputArgs;
 use report::{Conditions, Fork, PagesFrom, Primitives};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use stats::millis;
@@ -97,9 +99,8 @@ struct PrimitivesArgs {
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=40))]
     cuts: u8,
 
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     /// Draw the forks to this SVG file, too.
     #[arg(long, value_name = "FILE")]
@@ -158,12 +159,7 @@ fn primitives(args: &PrimitivesArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.chart {
         report.chart().write(path)?;
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    args.output.print(&report)
 }
 
 fn measure_history(

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::chart::Chart;
 use crate::floor::Burst;
+use crate::output::Findings;
 use crate::stats::{Spread, millis};
 
 /// All that `primitives` measures.
@@ -216,9 +217,10 @@ impl Primitives {
             footer: self.conditions.host.line(),
         }
     }
+}
 
-    /// A table.
-    pub fn text(&self) -> String {
+impl Findings for Primitives {
+    fn text(&self) -> String {
         let mut text = String::new();
         let c = &self.conditions;
         let _ = writeln!(

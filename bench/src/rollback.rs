@@ -7,7 +7,8 @@ use forkd_api::{CheckpointRequest, RollbackRequest};
 use forkd_types::MiB;
 use serde::Serialize;
 
-use crate::daemon::{self, Daemon, DaemonArgs};
+use crate::daemon::{self, Daemon, MeasureArgs};
+use crate::output::Findings;
 use crate::report::Host;
 use crate::source::Source;
 use crate::stats::Spread;
@@ -19,6 +20,7 @@ const CLOCK: &str = "through the daemon's REST API, one source of 1 vCPU, every 
 
 /// Arguments of `rollback`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("rounds", |arg| arg.help("Roll-backs of each kind")))]
 pub struct Args {
     /// Memory of the source.
     #[arg(long, default_value = "512M", value_name = "SIZE")]
@@ -33,16 +35,8 @@ pub struct Args {
     )]
     dirty: Vec<MiB>,
 
-    /// Roll-backs of each kind.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
-    rounds: u8,
-
     #[command(flatten)]
-    daemon: DaemonArgs,
-
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    measure: MeasureArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,12 +72,12 @@ struct Rollback {
 /// Runs `rollback`.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
-    let rollback = daemon::run(&args.daemon, "rollback", async |daemon| {
+    let rollback = daemon::run(&args.measure.daemon, "rollback", async |daemon| {
         let parent = daemon.parent(args.memory).await?;
         let mut results = Vec::new();
         for &dirty in &args.dirty {
-            eprintln!("{} roll-backs with {dirty} dirty", args.rounds);
-            results.push(measure(daemon, &parent, dirty, args.rounds).await?);
+            eprintln!("{} roll-backs with {dirty} dirty", args.measure.rounds);
+            results.push(measure(daemon, &parent, dirty, args.measure.rounds).await?);
         }
         Ok(results)
     })?;
@@ -92,16 +86,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         conditions: Conditions {
             host,
             memory_mib: args.memory.0,
-            rounds: args.rounds,
+            rounds: args.measure.rounds,
             clock: CLOCK,
         },
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    args.measure.output.print(&report)
 }
 
 async fn measure(
@@ -145,7 +134,7 @@ async fn measure(
     })
 }
 
-impl Report {
+impl Findings for Report {
     fn text(&self) -> String {
         let c = &self.conditions;
         let mut text = format!(

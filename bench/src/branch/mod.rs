@@ -9,7 +9,7 @@ use forkd_api::{BranchRequest, EventInfo, EventKind};
 use forkd_client::Frames;
 use forkd_types::MiB;
 
-use crate::daemon::{self, Daemon, DaemonArgs};
+use crate::daemon::{self, Daemon, MeasureArgs};
 use crate::report::Host;
 use crate::source::Source;
 use report::{Branch, Conditions, Report};
@@ -20,6 +20,7 @@ const WATCH: Duration = Duration::from_secs(2);
 
 /// Arguments of `branch`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("rounds", |arg| arg.help("Branches in a row").value_parser(clap::value_parser!(u8).range(1..=20))))]
 pub struct Args {
     /// Memory of the sources.
     #[arg(
@@ -39,28 +40,23 @@ pub struct Args {
     )]
     dirty: Vec<MiB>,
 
-    /// Branches in a row.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=20))]
-    rounds: u8,
-
     #[command(flatten)]
-    daemon: DaemonArgs,
-
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    measure: MeasureArgs,
 }
 
 /// Runs `branch`.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
-    let branch = daemon::run(&args.daemon, "branch", async |daemon| {
+    let branch = daemon::run(&args.measure.daemon, "branch", async |daemon| {
         let mut results = Vec::new();
         for &memory in &args.memory {
             let parent = daemon.parent(memory).await?;
             for &dirty in &args.dirty {
-                eprintln!("{} branches of {memory} with {dirty} dirty", args.rounds);
-                let measured = measure(daemon, &parent, memory, dirty, args.rounds).await?;
+                eprintln!(
+                    "{} branches of {memory} with {dirty} dirty",
+                    args.measure.rounds
+                );
+                let measured = measure(daemon, &parent, memory, dirty, args.measure.rounds).await?;
                 results.push(measured);
             }
         }
@@ -68,14 +64,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })?;
     let report = Report {
         branch,
-        conditions: Conditions::new(host, args.rounds.into()),
+        conditions: Conditions::new(host, args.measure.rounds.into()),
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    args.measure.output.print(&report)
 }
 
 /// What one branch cost.

@@ -7,6 +7,7 @@ use forkd_types::MiB;
 use serde::Serialize;
 
 use super::Times;
+use crate::output::Findings;
 use crate::report::Host;
 use crate::stats::Spread;
 
@@ -95,9 +96,8 @@ impl Conditions {
     }
 }
 
-impl Report {
-    /// A table.
-    pub fn text(&self) -> String {
+impl Findings for Report {
+    fn text(&self) -> String {
         let c = &self.conditions;
         let mut text = format!("{}, {} branches in a row\n\n", c.host.line(), c.rounds);
         let _ = writeln!(text, "{:<32} {:>9} {:>9} {:>9}", "ms", "p50", "p99", "max");

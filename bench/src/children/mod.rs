@@ -12,6 +12,7 @@ use forkd_types::MiB;
 use futures::future::try_join_all;
 
 use crate::daemon::{self, Daemon, DaemonArgs, ready};
+use crate::output::OutputArgs;
 use crate::report::Host;
 use crate::stats::{Spread, millis};
 use memory::Memory;
@@ -41,9 +42,8 @@ pub struct Args {
     #[command(flatten)]
     daemon: DaemonArgs,
 
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     /// Draw the times to this SVG file, too.
     #[arg(long, value_name = "FILE")]
@@ -64,12 +64,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.chart {
         report.chart().write(path)?;
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    args.output.print(&report)
 }
 
 struct Bench<'a> {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::memory::Counted;
 use crate::chart::Chart;
+use crate::output::Findings;
 use crate::report::Host;
 use crate::stats::Spread;
 
@@ -94,9 +95,10 @@ impl Report {
             footer: self.conditions.host.line(),
         }
     }
+}
 
-    /// A table.
-    pub fn text(&self) -> String {
+impl Findings for Report {
+    fn text(&self) -> String {
         let mut text = String::new();
         let c = &self.conditions;
         let _ = writeln!(text, "{}, {} MiB guests\n", c.host.line(), c.memory_mib);

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::audit::Audit;
 use crate::auth::Auth;
 use crate::config::Config;
-use crate::db::Db;
+use crate::db::{Db, SandboxRecord};
 use crate::error::{Error, chain};
 use crate::events::Events;
 use crate::launch::{Cgroups, Dirs, Launcher};
@@ -143,6 +143,17 @@ impl App {
             ));
         }
         Ok(())
+    }
+
+    /// Writes down what has happened to a sandbox already, and says whether that worked: nobody can be told of a
+    /// failure, so the log is.
+    pub async fn write_down(&self, record: SandboxRecord) -> bool {
+        let id = record.id.clone();
+        let written = self.db.put_sandboxes(vec![record]).await;
+        if let Err(error) = &written {
+            tracing::error!(sandbox = %id, error = chain(error), "not written down");
+        }
+        written.is_ok()
     }
 
     /// Ends a VM's process for certain and removes everything of the sandbox.

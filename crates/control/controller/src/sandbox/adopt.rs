@@ -195,9 +195,7 @@ fn failed(app: &Arc<App>, mut record: SandboxRecord, how: Option<&str>) {
         .insert_all(&[Arc::clone(&sandbox)], usize::MAX);
     let app = Arc::clone(app);
     tokio::spawn(async move {
-        if let Err(error) = app.db.put_sandboxes(vec![record]).await {
-            tracing::error!(error = crate::error::chain(&error), "not written down");
-        }
+        app.write_down(record).await;
         sandbox.stop.cancelled().await;
         sandbox.step(Step::Stop);
         let nothing = app.store.hold([]);

@@ -286,8 +286,7 @@ impl Cut<'_> {
         let disks = before.disks.clone();
         let record = self.owned.sandbox.update(|record| record.disks = disks);
         let app = &self.owned.app;
-        if let Err(error) = app.db.put_sandboxes(vec![record]).await {
-            tracing::error!(error = crate::error::chain(&error), "not written down");
+        if !app.write_down(record).await {
             return;
         }
         for (_, name, _) in &files.layers {

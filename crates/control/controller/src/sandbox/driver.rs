@@ -16,7 +16,7 @@ use super::entry::Sandbox;
 use super::state::Step;
 use crate::app::App;
 use crate::clock;
-use crate::db::{SandboxRecord, StoredState};
+use crate::db::StoredState;
 use crate::error::Error;
 
 /// How long a VMM may take to end when asked.
@@ -229,7 +229,7 @@ async fn fail(owned: &Owned, cause: Ended) {
         record.state = StoredState::Failed;
         record.failure = Some(how.to_owned());
     });
-    write_down(&owned.app, record).await;
+    owned.app.write_down(record).await;
     metrics::counter!("forkd_sandboxes_failed_total").increment(1);
     owned
         .app
@@ -248,14 +248,6 @@ fn describe(cause: Ended) -> &'static str {
     }
 }
 
-/// What happens to the sandbox happens all the same if this fails.
-async fn write_down(app: &App, record: SandboxRecord) {
-    let id = record.id.clone();
-    if let Err(error) = app.db.put_sandboxes(vec![record]).await {
-        tracing::error!(sandbox = %id, error = crate::error::chain(&error), "not written down");
-    }
-}
-
 /// Ends the VM and removes everything of the sandbox.
 async fn end(owned: Owned) {
     let Owned {
@@ -268,7 +260,7 @@ async fn end(owned: Owned) {
     sandbox.keep_agent(None).await;
     // Before anything ends: a daemon that dies now leaves no half of it.
     let record = sandbox.update(|record| record.state = StoredState::Stopping);
-    write_down(&app, record).await;
+    app.write_down(record).await;
     let polite = tokio::time::timeout(STOP, vmm.run(Command::Stop, &[])).await;
     if !matches!(polite, Ok(Ok(()))) {
         tracing::debug!(sandbox = %sandbox.id, "the VMM did not say good-bye");

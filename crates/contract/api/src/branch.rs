@@ -20,6 +20,11 @@ pub enum BranchMode {
 pub struct BranchRequest {
     /// The name of the new snapshot; one is made up if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub tag: Option<String>,
     /// How the branch is taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -38,6 +43,11 @@ pub struct BranchRequest {
     pub wait: bool,
     /// Must be the tag that the source was started from, if given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub parent_tag: Option<String>,
 }
 

@@ -10,6 +10,11 @@ use utoipa::ToSchema;
 pub struct CheckpointRequest {
     /// A name; one is made up if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub name: Option<String>,
 }
 
@@ -47,6 +52,11 @@ pub struct RollbackInfo {
 pub struct RollbackRequest {
     /// Where to go back to; the newest checkpoint if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub to: Option<String>,
 }
 

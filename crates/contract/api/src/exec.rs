@@ -9,10 +9,11 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecRequest {
     /// Program and arguments.
+    #[schema(min_items = 1, max_items = 4096)]
     pub args: Vec<String>,
     /// Seconds after which it is killed.
     #[serde(default = "default_timeout")]
-    #[schema(default = 30)]
+    #[schema(default = 30, minimum = 1, maximum = 86400)]
     pub timeout_secs: u64,
     /// Environment, over that of the agent *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -99,6 +100,7 @@ pub struct EvalRequest {
     pub code: String,
     /// Seconds after which it is given up *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 86400)]
     pub timeout_secs: Option<u64>,
 }
 

@@ -45,6 +45,7 @@ pub struct WriteResult {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MakeDirRequest {
     /// The directory; missing parents are made too.
+    #[schema(max_length = 4096, pattern = "^/")]
     pub path: String,
 }
 

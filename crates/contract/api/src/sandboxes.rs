@@ -11,6 +11,11 @@ use crate::ErrorBody;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateSandboxes {
     /// What to start from.
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub snapshot_tag: String,
     /// How many, 1 to 1000.
     #[serde(default = "one")]

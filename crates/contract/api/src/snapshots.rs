@@ -72,19 +72,32 @@ pub struct SnapshotInfo {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateSnapshot {
     /// The name of the new snapshot.
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub tag: String,
     /// Path of a kernel on the daemon's host. Left out, the image's own kernel, or the newest installed
     /// one, is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^/")]
     pub kernel: Option<String>,
     /// Path of a raw disk image on the daemon's host. Exactly one of `rootfs` and `image` is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^/")]
     pub rootfs: Option<String>,
     /// Name of an installed image *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub image: Option<String>,
     /// Path of an initial RAM disk on the daemon's host *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^/")]
     pub initramfs: Option<String>,
     /// Mount the root file system writable. Writes go to a layer of the snapshot, never to the image.
     #[serde(default)]
@@ -95,12 +108,15 @@ pub struct CreateSnapshot {
     /// Taken for compatibility, at most 60: a snapshot is cut when the agent and the warm-up are ready,
     /// not after a fixed time.
     #[serde(default = "default_boot_wait")]
+    #[schema(maximum = 60)]
     pub boot_wait_secs: u64,
     /// Guest memory in MiB *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 64, maximum = 65536)]
     pub mem_size_mib: Option<u32>,
     /// Number of vCPUs *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 32)]
     pub vcpus: Option<u8>,
     /// A command to run before the cut; it must exit with 0 *(extension)*.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -110,6 +126,7 @@ pub struct CreateSnapshot {
     pub warmup_code: Option<String>,
     /// The longest that boot and warm-up may take, in seconds *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 3600)]
     pub ready_timeout_secs: Option<u64>,
     /// Answer when the snapshot is ready, or at once with 202 *(extension)*.
     #[serde(default = "crate::snapshots::yes")]
@@ -185,6 +202,11 @@ pub struct SnapshotDetail {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CompactRequest {
     /// The name of the flat copy.
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub to: String,
 }
 

@@ -45,8 +45,18 @@ pub struct WorkspaceInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateWorkspace {
     /// Its name.
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub name: String,
     /// What to start from.
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+    )]
     pub snapshot_tag: String,
     /// Give it a network namespace of its own.
     #[serde(default)]

@@ -256,6 +256,20 @@ async fn every_error_is_json_with_a_code() {
         ("GET", "/v1/sandboxes/what", None, 404, "sandbox_not_found"),
         (
             "DELETE",
+            "/v1/sandboxes/what/checkpoints/x",
+            None,
+            404,
+            "sandbox_not_found",
+        ),
+        (
+            "DELETE",
+            "/v1/sandboxes/sb-1/checkpoints/%FF",
+            None,
+            400,
+            "invalid_request",
+        ),
+        (
+            "DELETE",
             "/v1/sandboxes/sb-1",
             None,
             404,

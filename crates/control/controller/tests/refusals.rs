@@ -133,11 +133,33 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ("PUT", "/v1/sandboxes", ""),
 ];
 
-async fn line(app: &Arc<App>, name: &str, request: Request<Body>) -> String {
+/// What the document says of a request; none if there is no such route or it does not take the method.
+fn operation<'a>(document: &'a Value, method: &str, path: &str) -> Option<&'a Value> {
+    let path = path.split('?').next().unwrap();
+    let fits = |template: &str| {
+        template.split('/').count() == path.split('/').count()
+            && template
+                .split('/')
+                .zip(path.split('/'))
+                .all(|(wanted, given)| wanted.starts_with('{') || wanted == given)
+    };
+    let mut routes = document["paths"].as_object().unwrap().iter();
+    let (_, operations) = routes.find(|(template, _)| fits(template))?;
+    operations.get(method.to_lowercase())
+}
+
+async fn line(app: &Arc<App>, document: &Value, name: &str, request: Request<Body>) -> String {
     let method = request.method().clone();
     let path = request.uri().to_string();
     let response = router(Arc::clone(app)).oneshot(request).await.unwrap();
     let status = response.status();
+    let documented = operation(document, method.as_str(), &path)
+        .map(|operation| &operation["responses"][status.as_str()]["description"]);
+    assert_ne!(
+        documented,
+        Some(&Value::Null),
+        "{method} {path} {name}: {status} is not in the document"
+    );
     let mut text = format!("{method} {path} {name}\n    {}", status.as_u16());
     if status.is_success() {
         // Some go on without end.
@@ -153,6 +175,10 @@ async fn line(app: &Arc<App>, name: &str, request: Request<Body>) -> String {
         !word("error").is_empty() && !word("code").is_empty(),
         "{text}: {body}"
     );
+    if let Some(codes) = documented {
+        let codes = codes.as_str().unwrap();
+        assert!(codes.contains(&word("code")), "{text}: {codes}: {body}");
+    }
     assert!(
         status.as_u16() < 500 || status.as_u16() == 503,
         "{text}: {body}"
@@ -196,7 +222,7 @@ async fn everything_wrong_is_answered_so_that_a_person_can_act_on_it() {
                     request = request.header("content-type", kind);
                 }
                 let request = request.body(Body::from(body)).unwrap();
-                found += &line(&app, name, request).await;
+                found += &line(&app, &document, name, request).await;
             }
         }
     }
@@ -206,7 +232,7 @@ async fn everything_wrong_is_answered_so_that_a_person_can_act_on_it() {
             request = request.header("content-type", "application/json");
         }
         let request = request.body(Body::from(*body)).unwrap();
-        found += &line(&app, body, request).await;
+        found += &line(&app, &document, body, request).await;
     }
     let found = found.replace(&dir.path().display().to_string(), "[DATA]");
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/refusals.txt");

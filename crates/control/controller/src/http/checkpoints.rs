@@ -5,13 +5,11 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use forkd_api::{
-    CheckpointInfo, CheckpointRequest, ErrorBody, ErrorCode, RollbackInfo, RollbackRequest,
-};
+use forkd_api::{CheckpointInfo, CheckpointRequest, RollbackInfo, RollbackRequest};
 use forkd_types::SandboxId;
 use tokio::sync::oneshot;
 
-use super::errors::{Answer, Failure};
+use super::errors::Answer;
 use super::extract::{Body, PathId};
 use crate::app::App;
 use crate::branching::parse_tag;
@@ -21,8 +19,7 @@ use crate::sandbox::{Ask, CheckpointAsk, checkpoint_info};
 /// The checkpoints of a sandbox, the oldest first.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/checkpoints", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 200, description = "The checkpoints", body = Vec<CheckpointInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody)
+    (status = 200, description = "The checkpoints", body = Vec<CheckpointInfo>)
 ))]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -37,9 +34,7 @@ pub async fn list(
 /// the answer is that one.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/checkpoints", tag = "sandboxes", request_body = CheckpointRequest,
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 201, description = "The checkpoint", body = CheckpointInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 201, description = "The checkpoint", body = CheckpointInfo)
 ))]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -55,21 +50,14 @@ pub async fn create(
 #[utoipa::path(delete, path = "/v1/sandboxes/{id}/checkpoints/{name}", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id"),
         ("name" = String, Path, description = "The checkpoint")), responses(
-    (status = 204, description = "It is gone"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 204, description = "It is gone")
 ))]
 pub async fn remove(
     State(app): State<Arc<App>>,
-    Path((id, name)): Path<(String, String)>,
+    PathId(id): PathId,
+    Path(path): Path<(String, String)>,
 ) -> Answer<StatusCode> {
-    let id: SandboxId = id.parse().map_err(|error| {
-        Failure::new(
-            ErrorCode::InvalidName,
-            format!("that is no sandbox id: {error}"),
-        )
-    })?;
-    let name = checked(&name)?;
+    let name = checked(&path.1)?;
     asked(&app, &id, |done| CheckpointAsk::Drop { name, done }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -77,9 +65,7 @@ pub async fn remove(
 /// Goes back to a checkpoint. The sandbox keeps its id; answers when its agent answers again.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/rollback", tag = "sandboxes", request_body = RollbackRequest,
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 200, description = "It is back", body = RollbackInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "It is back", body = RollbackInfo)
 ))]
 pub async fn rollback(
     State(app): State<Arc<App>>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use forkd_api::{ErrorBody, EventKind};
+use forkd_api::EventKind;
 use futures::StreamExt;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
@@ -17,8 +17,7 @@ use crate::app::App;
 /// What happens from now on: NDJSON, or server-sent events if `Accept` asks for them. Each line is an
 /// `EventInfo`.
 #[utoipa::path(get, path = "/v1/events", tag = "status", responses(
-    (status = 200, description = "Events, one a line, until the client goes away", body = String, content_type = "application/x-ndjson"),
-    (status = "4XX", description = "Refused", body = ErrorBody)
+    (status = 200, description = "Events, one a line, until the client goes away", body = String, content_type = "application/x-ndjson")
 ))]
 pub async fn events(State(app): State<Arc<App>>, headers: HeaderMap) -> Answer<Response> {
     let stop = app.stopping.clone();

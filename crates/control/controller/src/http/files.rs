@@ -9,8 +9,7 @@ use axum::http::HeaderMap;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forkd_api::{
-    ErrorBody, ErrorCode, FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest,
-    WriteResult,
+    ErrorCode, FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest, WriteResult,
 };
 use forkd_guest_proto as guest;
 use futures::StreamExt;
@@ -33,6 +32,7 @@ const MAX_ENTRIES: u64 = 10_000;
 #[into_params(parameter_in = Query)]
 pub struct FileParams {
     /// An absolute path in the guest.
+    #[param(max_length = 4096, pattern = "^/")]
     path: String,
 }
 
@@ -41,8 +41,10 @@ pub struct FileParams {
 #[into_params(parameter_in = Query)]
 pub struct WriteParams {
     /// An absolute path in the guest.
+    #[param(max_length = 4096, pattern = "^/")]
     path: String,
     /// Permission bits in octal, such as `755`.
+    #[param(pattern = "^[0-7]{1,4}$")]
     mode: Option<String>,
 }
 
@@ -51,6 +53,7 @@ pub struct WriteParams {
 #[into_params(parameter_in = Query)]
 pub struct RemoveParams {
     /// An absolute path in the guest.
+    #[param(max_length = 4096, pattern = "^/")]
     path: String,
     /// With everything inside.
     #[serde(default)]
@@ -71,9 +74,7 @@ fn checked(path: String) -> Result<String, Failure> {
 /// Reads a file.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files", tag = "guest",
     params(("id" = String, Path, description = "The sandbox"), FileParams), responses(
-    (status = 200, description = "Its content", body = String, content_type = "application/octet-stream"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Its content", body = String, content_type = "application/octet-stream")
 ))]
 pub async fn read(
     State(app): State<Arc<App>>,
@@ -118,9 +119,7 @@ pub async fn read(
 #[utoipa::path(put, path = "/v1/sandboxes/{id}/files", tag = "guest",
     params(("id" = String, Path, description = "The sandbox"), WriteParams),
     request_body(content = String, content_type = "application/octet-stream"), responses(
-    (status = 200, description = "It is written", body = WriteResult),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "It is written", body = WriteResult)
 ))]
 pub async fn write(
     State(app): State<Arc<App>>,
@@ -174,9 +173,7 @@ pub async fn write(
 /// Removes a file or directory.
 #[utoipa::path(delete, path = "/v1/sandboxes/{id}/files", tag = "guest",
     params(("id" = String, Path, description = "The sandbox"), RemoveParams), responses(
-    (status = 204, description = "It is gone"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 204, description = "It is gone")
 ))]
 pub async fn remove(
     State(app): State<Arc<App>>,
@@ -200,9 +197,7 @@ pub async fn remove(
 /// Lists a directory.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files/list", tag = "guest",
     params(("id" = String, Path, description = "The sandbox"), FileParams), responses(
-    (status = 200, description = "Its entries, in the order of their names", body = Vec<FileEntry>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Its entries, in the order of their names", body = Vec<FileEntry>)
 ))]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -242,9 +237,7 @@ pub async fn list(
 /// Makes a directory and its parents.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/files/mkdir", tag = "guest", request_body = MakeDirRequest,
     params(("id" = String, Path, description = "The sandbox")), responses(
-    (status = 204, description = "It is there"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 204, description = "It is there")
 ))]
 pub async fn mkdir(
     State(app): State<Arc<App>>,
@@ -270,6 +263,7 @@ pub async fn mkdir(
 #[into_params(parameter_in = Query)]
 pub struct WatchParams {
     /// An absolute path in the guest.
+    #[param(max_length = 4096, pattern = "^/")]
     path: String,
     /// With the directories inside.
     #[serde(default)]
@@ -280,9 +274,7 @@ pub struct WatchParams {
 /// them. Each line is a `FileChange`. The answer begins when the watch stands, and ends with the sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files/watch", tag = "guest",
     params(("id" = String, Path, description = "The sandbox"), WatchParams), responses(
-    (status = 200, description = "Changes, one a line", body = String, content_type = "application/x-ndjson"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Changes, one a line", body = String, content_type = "application/x-ndjson")
 ))]
 pub async fn watch(
     State(app): State<Arc<App>>,

@@ -1,6 +1,7 @@
 //! HTTP in, operations out. Handlers only translate.
 
 mod checkpoints;
+mod document;
 pub mod errors;
 mod events;
 mod exec;
@@ -39,7 +40,9 @@ use gate::Gate;
 #[openapi(
     info(
         title = "forkd",
-        description = "fork(2) for machines: microVMs that start copy-on-write from a warm parent",
+        description = "fork(2) for machines: microVMs that start copy-on-write from a warm parent.\n\n\
+Every refusal is an `ErrorBody`; each route lists the codes it can be refused with. A path that is no route is answered with \
+404 `no_such_route`, a method that a route does not take with 405 `method_not_allowed`.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     modifiers(&Security),
@@ -52,6 +55,7 @@ use gate::Gate;
         (name = "store", description = "What lies on disk"),
     ),
     components(schemas(
+        forkd_api::ErrorBody,
         forkd_api::ExecFrame,
         forkd_api::EventInfo,
         forkd_api::FileChange,
@@ -128,7 +132,9 @@ fn api() -> OpenApiRouter<Arc<App>> {
 
 /// The OpenAPI document.
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    api().into_openapi()
+    let mut document = api().into_openapi();
+    document::complete(&mut document);
+    document
 }
 
 /// The document as it is committed.
@@ -145,7 +151,8 @@ pub fn router(app: Arc<App>) -> Router {
         rates: Arc::new(rate::Rates::new(app.config.requests_per_second)),
         app: Arc::clone(&app),
     };
-    let (router, document) = api().split_for_parts();
+    let (router, mut document) = api().split_for_parts();
+    document::complete(&mut document);
     let document = Arc::new(document.to_json().unwrap_or_default());
     router
         .route("/healthz/", axum::routing::get(status::healthz))

@@ -6,9 +6,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use forkd_api::{
-    ErrorBody, ErrorCode, ExecFrame, ExecRequest, ProcessInfo, ProcessStarted, SignalRequest,
-};
+use forkd_api::{ErrorCode, ExecFrame, ExecRequest, ProcessInfo, ProcessStarted, SignalRequest};
 use forkd_guest_client::Client;
 use forkd_guest_proto as guest;
 use tokio::sync::mpsc;
@@ -24,9 +22,7 @@ use crate::error::Error;
 /// Processes that were started through the API.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/processes", tag = "guest",
     params(("id" = String, Path, description = "The sandbox")), responses(
-    (status = 200, description = "Those the agent still knows", body = Vec<ProcessInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Those the agent still knows", body = Vec<ProcessInfo>)
 ))]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -56,9 +52,7 @@ async fn known(client: &Client) -> Result<Vec<guest::ProcessInfo>, Error> {
 /// Starts a command and lets it run. Its time is not limited, whatever `timeout_secs` says.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/processes", tag = "guest", request_body = ExecRequest,
     params(("id" = String, Path, description = "The sandbox")), responses(
-    (status = 201, description = "It runs", body = ProcessStarted),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 201, description = "It runs", body = ProcessStarted)
 ))]
 pub async fn start(
     State(app): State<Arc<App>>,
@@ -103,9 +97,7 @@ async fn find(client: &Client, pid: &str) -> Result<guest::ProcessInfo, Failure>
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/processes/{pid}/output", tag = "guest",
     params(("id" = String, Path, description = "The sandbox"), ("pid" = u32, Path, description = "The process")),
     responses(
-    (status = 200, description = "Frames, one a line", body = String, content_type = "application/x-ndjson"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Frames, one a line", body = String, content_type = "application/x-ndjson")
 ))]
 pub async fn output(
     State(app): State<Arc<App>>,
@@ -147,9 +139,7 @@ pub async fn output(
     request_body = SignalRequest,
     params(("id" = String, Path, description = "The sandbox"), ("pid" = u32, Path, description = "The process")),
     responses(
-    (status = 204, description = "It is sent"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 204, description = "It is sent")
 ))]
 pub async fn signal(
     State(app): State<Arc<App>>,

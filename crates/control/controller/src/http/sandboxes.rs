@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use forkd_api::{
-    BranchRequest, CreateSandboxes, ErrorBody, ErrorCode, ForkRequest, MAX_CHILDREN, SandboxInfo,
+    BranchRequest, CreateSandboxes, ErrorCode, ForkRequest, MAX_CHILDREN, SandboxInfo,
     SandboxState, SnapshotInfo, UpdateSandbox,
 };
 use serde::Deserialize;
@@ -28,7 +28,7 @@ use crate::sandbox::create::{self, CreateRequest};
 use crate::telemetry;
 
 /// The most labels one object has.
-const MAX_LABELS: usize = 32;
+pub const MAX_LABELS: usize = 32;
 /// The longest key of a label.
 const MAX_LABEL_KEY: usize = 64;
 /// The longest value of a label.
@@ -124,9 +124,7 @@ impl ListParams {
 
 /// Live sandboxes, the oldest first.
 #[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes", params(ListParams), responses(
-    (status = 200, description = "Those that match", body = Vec<SandboxInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Those that match", body = Vec<SandboxInfo>)
 ))]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -160,11 +158,9 @@ pub async fn list(
 /// Starts children of a snapshot. Answers when the agent of each has answered; one that failed is in the
 /// list with its error, and if all failed the answer is that error.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = CreateSandboxes,
-    params(("idempotency-key" = Option<String>, Header, description = "Makes a repeated request harmless")), responses(
+    params(("idempotency-key" = Option<String>, Header, min_length = 1, max_length = 128, description = "Makes a repeated request harmless")), responses(
     (status = 201, description = "The children", body = Vec<SandboxInfo>),
-    (status = 202, description = "They are being started; asked for with \"wait\": false", body = Vec<SandboxInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 202, description = "They are being started; asked for with \"wait\": false", body = Vec<SandboxInfo>)
 ))]
 pub async fn start(
     State(app): State<Arc<App>>,
@@ -222,8 +218,7 @@ async fn detached(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo
 /// One sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 200, description = "The sandbox", body = SandboxInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody)
+    (status = 200, description = "The sandbox", body = SandboxInfo)
 ))]
 pub async fn get(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<SandboxInfo>> {
     Ok(Json(app.sandboxes.get(&id)?.info()))
@@ -232,9 +227,7 @@ pub async fn get(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json
 /// Changes when a sandbox expires, or its labels.
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}", tag = "sandboxes", request_body = UpdateSandbox,
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 200, description = "The sandbox", body = SandboxInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "The sandbox", body = SandboxInfo)
 ))]
 pub async fn update(
     State(app): State<Arc<App>>,
@@ -266,8 +259,7 @@ pub async fn update(
 /// Ends a sandbox. Answers when nothing of it is left.
 #[utoipa::path(delete, path = "/v1/sandboxes/{id}", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 204, description = "It is gone"),
-    (status = "4XX", description = "Refused", body = ErrorBody)
+    (status = 204, description = "It is gone")
 ))]
 pub async fn delete(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<StatusCode> {
     let sandbox = app.sandboxes.get(&id)?;
@@ -279,11 +271,9 @@ pub async fn delete(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<S
 /// Cuts a running sandbox into a new snapshot; the sandbox goes on.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/branch", tag = "sandboxes", request_body = BranchRequest,
     params(("id" = String, Path, description = "Its id"),
-        ("idempotency-key" = Option<String>, Header, description = "Makes a repeated request harmless")), responses(
+        ("idempotency-key" = Option<String>, Header, min_length = 1, max_length = 128, description = "Makes a repeated request harmless")), responses(
     (status = 201, description = "The snapshot is durable", body = SnapshotInfo),
-    (status = 202, description = "The sandbox runs again, the snapshot is being written", body = SnapshotInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 202, description = "The sandbox runs again, the snapshot is being written", body = SnapshotInfo)
 ))]
 pub async fn branch(
     State(app): State<Arc<App>>,
@@ -310,9 +300,7 @@ pub async fn branch(
 /// Forks a running sandbox into live children without naming a snapshot.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = ForkRequest,
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 201, description = "The children", body = Vec<SandboxInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 201, description = "The children", body = Vec<SandboxInfo>)
 ))]
 pub async fn fork(
     State(app): State<Arc<App>>,
@@ -334,9 +322,7 @@ pub async fn fork(
 /// Stops a sandbox's vCPUs.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 200, description = "It stands still", body = SandboxInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "It stands still", body = SandboxInfo)
 ))]
 pub async fn pause(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<SandboxInfo>> {
     asked(&app, &id, Ask::Pause).await
@@ -345,9 +331,7 @@ pub async fn pause(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Js
 /// Lets a paused sandbox go on.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id")), responses(
-    (status = 200, description = "It runs", body = SandboxInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "It runs", body = SandboxInfo)
 ))]
 pub async fn resume(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<SandboxInfo>> {
     asked(&app, &id, Ask::Resume).await
@@ -377,9 +361,7 @@ pub struct LogParams {
 /// What a sandbox printed on its console.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/logs", tag = "guest",
     params(("id" = String, Path, description = "Its id"), LogParams), responses(
-    (status = 200, description = "The end of the console", body = String, content_type = "text/plain"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "The end of the console", body = String, content_type = "text/plain")
 ))]
 pub async fn logs(
     State(app): State<Arc<App>>,

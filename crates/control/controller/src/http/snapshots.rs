@@ -8,8 +8,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use forkd_api::{
-    CompactRequest, CreateSnapshot, ErrorBody, ErrorCode, FsckReport, ImageInfo, SnapshotDetail,
-    SnapshotInfo, StoreUsage,
+    CompactRequest, CreateSnapshot, ErrorCode, FsckReport, ImageInfo, SnapshotDetail, SnapshotInfo,
+    StoreUsage,
 };
 use forkd_store::Deletion;
 use serde::Deserialize;
@@ -34,9 +34,7 @@ const MAX_READY_TIMEOUT: u64 = 3600;
 
 /// Every snapshot.
 #[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", responses(
-    (status = 200, description = "Every snapshot, in the order of their names", body = Vec<SnapshotInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Every snapshot, in the order of their names", body = Vec<SnapshotInfo>)
 ))]
 pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<SnapshotInfo>>> {
     Ok(Json(snapshots::list(&app).await?))
@@ -45,9 +43,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<SnapshotInfo>>
 /// Boots a parent, warms it up and freezes it.
 #[utoipa::path(post, path = "/v1/snapshots", tag = "snapshots", request_body = CreateSnapshot, responses(
     (status = 201, description = "The snapshot is durable", body = SnapshotInfo),
-    (status = 202, description = "It is being made; asked for with \"wait\": false", body = SnapshotInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 202, description = "It is being made; asked for with \"wait\": false", body = SnapshotInfo)
 ))]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -164,9 +160,7 @@ pub struct DeleteParams {
 /// Deletes a snapshot.
 #[utoipa::path(delete, path = "/v1/snapshots/{tag}", tag = "snapshots",
     params(("tag" = String, Path, description = "Its name"), DeleteParams), responses(
-    (status = 204, description = "It is gone"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 204, description = "It is gone")
 ))]
 pub async fn delete(
     State(app): State<Arc<App>>,
@@ -191,9 +185,7 @@ pub async fn delete(
 /// Everything about one snapshot.
 #[utoipa::path(get, path = "/v1/snapshots/{tag}/info", tag = "snapshots",
     params(("tag" = String, Path, description = "Its name")), responses(
-    (status = 200, description = "What is known", body = SnapshotDetail),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "What is known", body = SnapshotDetail)
 ))]
 pub async fn info(
     State(app): State<Arc<App>>,
@@ -205,9 +197,7 @@ pub async fn info(
 /// Makes a snapshot without parents from one that has parents.
 #[utoipa::path(post, path = "/v1/snapshots/{tag}/compact", tag = "snapshots", request_body = CompactRequest,
     params(("tag" = String, Path, description = "The snapshot to flatten")), responses(
-    (status = 200, description = "The new snapshot", body = SnapshotInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "The new snapshot", body = SnapshotInfo)
 ))]
 pub async fn compact(
     State(app): State<Arc<App>>,
@@ -220,9 +210,7 @@ pub async fn compact(
 
 /// Images that parents can be built from.
 #[utoipa::path(get, path = "/v1/images", tag = "store", responses(
-    (status = 200, description = "Every image", body = Vec<ImageInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Every image", body = Vec<ImageInfo>)
 ))]
 pub async fn images(State(app): State<Arc<App>>) -> Answer<Json<Vec<ImageInfo>>> {
     let images = app
@@ -243,9 +231,7 @@ pub async fn images(State(app): State<Arc<App>>) -> Answer<Json<Vec<ImageInfo>>>
 
 /// What the store holds.
 #[utoipa::path(get, path = "/v1/store", tag = "store", responses(
-    (status = 200, description = "Sizes", body = StoreUsage),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Sizes", body = StoreUsage)
 ))]
 pub async fn usage(State(app): State<Arc<App>>) -> Answer<Json<StoreUsage>> {
     Ok(Json(snapshots::usage(&app).await?))
@@ -262,9 +248,7 @@ pub struct FsckParams {
 
 /// Looks for damage in the store.
 #[utoipa::path(post, path = "/v1/store/fsck", tag = "store", params(FsckParams), responses(
-    (status = 200, description = "What was found", body = FsckReport),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "What was found", body = FsckReport)
 ))]
 pub async fn fsck(
     State(app): State<Arc<App>>,

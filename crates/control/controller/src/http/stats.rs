@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use forkd_api::{ErrorBody, SandboxStats};
+use forkd_api::SandboxStats;
 
 use super::errors::Answer;
 use crate::app::App;
@@ -12,9 +12,7 @@ use crate::process::{Usage, usage};
 
 /// What every live sandbox uses of the host.
 #[utoipa::path(get, path = "/v1/stats", tag = "sandboxes", responses(
-    (status = 200, description = "One entry a sandbox, the oldest first", body = Vec<SandboxStats>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "One entry a sandbox, the oldest first", body = Vec<SandboxStats>)
 ))]
 pub async fn stats(State(app): State<Arc<App>>) -> Answer<Json<Vec<SandboxStats>>> {
     let all = app

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
-use forkd_api::{ErrorBody, ErrorCode, ExecFrame, TerminalInput, TerminalStart};
+use forkd_api::{ErrorCode, ExecFrame, TerminalInput, TerminalStart};
 use forkd_guest_client::{Client, Exec, Output};
 use forkd_guest_proto as guest;
 
@@ -28,9 +28,7 @@ const MAX_MESSAGE: usize = 1 << 20;
 /// and `ExecFrame`s `started`, `exit` and `error` as text. The program is killed when the client goes away.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/terminal", tag = "guest",
     params(("id" = String, Path, description = "The sandbox")), responses(
-    (status = 101, description = "Switched to WebSocket"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 101, description = "Switched to WebSocket")
 ))]
 pub async fn terminal(
     State(app): State<Arc<App>>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use forkd_api::{CreateWorkspace, ErrorBody, SuspendRequest, WorkspaceInfo};
+use forkd_api::{CreateWorkspace, SuspendRequest, WorkspaceInfo};
 
 use super::errors::Answer;
 use super::extract::{Body, PathTag};
@@ -18,9 +18,7 @@ use crate::workspaces::{self, NewWorkspace};
 
 /// Every workspace.
 #[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces", responses(
-    (status = 200, description = "Every workspace", body = Vec<WorkspaceInfo>),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "Every workspace", body = Vec<WorkspaceInfo>)
 ))]
 pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<WorkspaceInfo>>> {
     Ok(Json(workspaces::list(&app).await?))
@@ -28,9 +26,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<WorkspaceInfo>
 
 /// Makes a workspace and starts it.
 #[utoipa::path(post, path = "/v1/workspaces", tag = "workspaces", request_body = CreateWorkspace, responses(
-    (status = 201, description = "It runs", body = WorkspaceInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 201, description = "It runs", body = WorkspaceInfo)
 ))]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -52,9 +48,7 @@ pub async fn create(
 /// One workspace.
 #[utoipa::path(get, path = "/v1/workspaces/{name}", tag = "workspaces",
     params(("name" = String, Path, description = "Its name")), responses(
-    (status = 200, description = "The workspace", body = WorkspaceInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "The workspace", body = WorkspaceInfo)
 ))]
 pub async fn get(
     State(app): State<Arc<App>>,
@@ -66,9 +60,7 @@ pub async fn get(
 /// Ends a workspace and forgets its state.
 #[utoipa::path(delete, path = "/v1/workspaces/{name}", tag = "workspaces",
     params(("name" = String, Path, description = "Its name")), responses(
-    (status = 204, description = "It is gone"),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 204, description = "It is gone")
 ))]
 pub async fn delete(State(app): State<Arc<App>>, PathTag(name): PathTag) -> Answer<StatusCode> {
     let work = telemetry::spawn(async move { workspaces::delete(&app, &name).await });
@@ -79,9 +71,7 @@ pub async fn delete(State(app): State<Arc<App>>, PathTag(name): PathTag) -> Answ
 /// Writes a workspace's state down and gives its memory back.
 #[utoipa::path(post, path = "/v1/workspaces/{name}/suspend", tag = "workspaces", request_body = SuspendRequest,
     params(("name" = String, Path, description = "Its name")), responses(
-    (status = 200, description = "It sleeps", body = WorkspaceInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "It sleeps", body = WorkspaceInfo)
 ))]
 pub async fn suspend(
     State(app): State<Arc<App>>,
@@ -96,9 +86,7 @@ pub async fn suspend(
 /// Starts a workspace again from its state.
 #[utoipa::path(post, path = "/v1/workspaces/{name}/resume", tag = "workspaces",
     params(("name" = String, Path, description = "Its name")), responses(
-    (status = 200, description = "It runs", body = WorkspaceInfo),
-    (status = "4XX", description = "Refused", body = ErrorBody),
-    (status = "5XX", description = "Failed", body = ErrorBody)
+    (status = 200, description = "It runs", body = WorkspaceInfo)
 ))]
 pub async fn resume(
     State(app): State<Arc<App>>,

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 
 use forkd_api::{ErrorCode, routes};
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Type};
 use utoipa::openapi::{Content, OpenApi, Ref, RefOr, Response, Schema};
 
 use super::errors::status;
 use super::extract::MAX_BODY;
-use super::sandboxes::MAX_LABELS;
+use super::sandboxes::{MAX_LABEL_KEY, MAX_LABEL_VALUE, MAX_LABELS};
 
 use ErrorCode as C;
 
@@ -170,7 +170,17 @@ fn limit_labels(schema: &mut RefOr<Schema>) {
     if let RefOr::T(Schema::Object(object)) = schema
         && let Some(RefOr::T(Schema::Object(labels))) = object.properties.get_mut("labels")
     {
+        let key = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .min_length(Some(1))
+            .max_length(Some(MAX_LABEL_KEY));
+        let value = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .max_length(Some(MAX_LABEL_VALUE));
+        let value = Schema::Object(value.build());
         labels.max_properties = Some(MAX_LABELS);
+        labels.property_names = Some(Box::new(Schema::Object(key.build())));
+        labels.additional_properties = Some(Box::new(AdditionalProperties::RefOr(value.into())));
     }
 }
 

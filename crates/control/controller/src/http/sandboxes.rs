@@ -30,9 +30,9 @@ use crate::telemetry;
 /// The most labels one object has.
 pub const MAX_LABELS: usize = 32;
 /// The longest key of a label.
-const MAX_LABEL_KEY: usize = 64;
+pub const MAX_LABEL_KEY: usize = 64;
 /// The longest value of a label.
-const MAX_LABEL_VALUE: usize = 256;
+pub const MAX_LABEL_VALUE: usize = 256;
 /// The most entries of one page.
 const MAX_PAGE: usize = 1000;
 /// The most of a console that is sent at once.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// Body of `POST /v1/sandboxes/{id}/exec` and `…/exec/stream`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecRequest {
     /// Program and arguments.
     #[schema(min_items = 1, max_items = 4096)]
@@ -27,6 +27,19 @@ pub struct ExecRequest {
     /// What the program reads *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
+}
+
+impl Default for ExecRequest {
+    fn default() -> Self {
+        Self {
+            args: Vec::new(),
+            timeout_secs: default_timeout(),
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            stdin: None,
+        }
+    }
 }
 
 fn default_timeout() -> u64 {

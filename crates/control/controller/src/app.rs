@@ -48,11 +48,16 @@ pub struct App {
     pub audit: Audit,
     /// Branches that may be under way at once.
     pub branch_slots: Arc<Semaphore>,
+    /// Children that may be starting at once.
+    pub start_slots: Semaphore,
     /// The daemon is about to stop.
     pub stopping: CancellationToken,
     /// One at a time for each workspace.
     pub workspace_locks: crate::workspaces::Locks,
 }
+
+/// A child that starts waits for its guest most of the time.
+const STARTS_PER_CPU: usize = 4;
 
 impl App {
     /// Opens everything. Sandboxes of an earlier daemon are not adopted yet.
@@ -84,6 +89,7 @@ impl App {
             config.run_dir.join("spawn.sock"),
             endings,
         );
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let branch_slots = Arc::new(Semaphore::new(config.branch_concurrency));
         let app = Arc::new(Self {
             config,
@@ -99,6 +105,7 @@ impl App {
             auth,
             audit,
             branch_slots,
+            start_slots: Semaphore::new(STARTS_PER_CPU * cpus),
             stopping: CancellationToken::new(),
             workspace_locks: crate::workspaces::Locks::default(),
         });

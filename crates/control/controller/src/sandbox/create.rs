@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, EventKind, SandboxInfo};
 use forkd_store::{Lease, Manifest, Published};
 use forkd_types::{SandboxId, Tag};
 use forkd_vmm_client::{Taken, Vmm, VmmEvents};
 use futures::future::join_all;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::driver::{Ask, Owned, drive};
 use super::entry::Sandbox;
@@ -24,6 +24,9 @@ use crate::{admission, clock, touched};
 
 /// The number successive owners of a control socket are told apart by.
 pub const EPOCH: u32 = 1;
+
+/// How long a child that starts keeps others waiting.
+const START_SLOT: Duration = Duration::from_secs(5);
 
 /// A checked wish for children.
 #[derive(Debug, Clone)]
@@ -381,7 +384,7 @@ async fn start_one(
         Ok::<_, Error>(report)
     };
     let result = tokio::select! {
-        result = tokio::time::timeout(app.config.ready_timeout, launch) => match result {
+        result = in_turn(&app.start_slots, tokio::time::timeout(app.config.ready_timeout, launch)) => match result {
             Ok(result) => result,
             Err(_) => Err(Error::Timeout {
                 what: format!("the start of sandbox {}", sandbox.id),
@@ -415,6 +418,18 @@ async fn start_one(
             Err((sandbox, error))
         }
     }
+}
+
+/// Waits for a place among those that start at once: started all together, the last of many would answer no
+/// earlier and every one of them as late as the last. A child that hangs gives its place up.
+async fn in_turn<T>(slots: &Semaphore, start: impl Future<Output = T>) -> T {
+    let slot = slots.acquire().await;
+    tokio::pin!(start);
+    if let Ok(done) = tokio::time::timeout(START_SLOT, &mut start).await {
+        return done;
+    }
+    drop(slot);
+    start.await
 }
 
 async fn abandon(app: &Arc<App>, child: Child) {

@@ -13,6 +13,8 @@ use crate::qemu::API_PORT;
 
 const PROGRAM: &str = "forkd-controller";
 const TAG: &str = "forkd-controller";
+/// Among a hundred others in an emulated machine a child is late, not dead.
+const READY_TIMEOUT: &str = "5m";
 const LOG: &str = "/var/log/forkd-controller.log";
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(40);
@@ -116,7 +118,9 @@ impl Session {
     async fn start_daemon(&self) -> Result<(), MachineError> {
         let action = "start the daemon in the machine";
         let request = ExecRequest {
-            shell: Some(format!("exec {PROGRAM} serve >>{LOG} 2>&1")),
+            shell: Some(format!(
+                "exec {PROGRAM} serve --ready-timeout {READY_TIMEOUT} >>{LOG} 2>&1"
+            )),
             on_disconnect: OnDisconnect::Keep,
             tag: Some(TAG.to_owned()),
             ..Default::default()

@@ -78,28 +78,34 @@ pub async fn record(app: &Arc<App>, vmm: &Vmm, state: Digest) {
     if !app.touched.begin(state) {
         return;
     }
-    if let Err(error) = write(app, vmm, state).await {
-        tracing::warn!(%state, error = error.chain(), "touched pages not recorded");
-    }
-    app.touched.end(&state);
+    let asked = ask(app, vmm, state).await;
+    let app = Arc::clone(app);
+    // The child need not wait for the disk.
+    tokio::task::spawn_blocking(move || {
+        let path = app.touched.path(&state);
+        let written = asked.and_then(|file| {
+            // A set that was cut off by a power failure would be refused at every fork.
+            file.sync_all()
+                .and_then(|()| std::fs::rename(path.with_extension(UNFINISHED), &path))
+                .map_err(Error::io("write", &path))
+        });
+        if let Err(error) = written {
+            tracing::warn!(%state, error = error.chain(), "touched pages not recorded");
+        }
+        app.touched.end(&state);
+    });
 }
 
-async fn write(app: &Arc<App>, vmm: &Vmm, state: Digest) -> Result<(), Error> {
-    let path = app.touched.path(&state);
-    let unfinished = path.with_extension(UNFINISHED);
-    let file = File::create(&unfinished).map_err(Error::io("create", &unfinished))?;
+/// Has the VMM write its set to a new file.
+async fn ask(app: &App, vmm: &Vmm, state: Digest) -> Result<File, Error> {
+    let path = app.touched.path(&state).with_extension(UNFINISHED);
+    let file = File::create(&path).map_err(Error::io("create", &path))?;
     let mut fds = FdList::default();
     let output = fds.push(&file);
     vmm.run(Command::WorkingSet { output }, &fds.finish()?)
         .await
         .map_err(Error::vmm("the VMM did not do it"))?;
-    app.blocking(move |_| {
-        // A set that was cut off by a power failure would be refused at every fork.
-        file.sync_all()
-            .and_then(|()| std::fs::rename(&unfinished, &path))
-            .map_err(Error::io("write", &path))
-    })
-    .await
+    Ok(file)
 }
 
 #[cfg(test)]

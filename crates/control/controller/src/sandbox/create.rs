@@ -20,7 +20,7 @@ use crate::db::{DiskStack, LayerRef, SandboxRecord, StoredState};
 use crate::error::{Error, chain};
 use crate::launch::{self, NewDisk, SnapshotFiles, VmFiles};
 use crate::telemetry::TARGET;
-use crate::{admission, clock, touched};
+use crate::{admission, clock, snapshots, touched};
 
 /// The number successive owners of a control socket are told apart by.
 pub const EPOCH: u32 = 1;
@@ -404,7 +404,10 @@ async fn start_one(
                 record.hostname = Some(report.hostname);
                 record.ready_us = Some(clock::micros(started.elapsed()));
             });
-            touched::record(app, &child.vmm, source.manifest.state.digest).await;
+            // The daemon's own snapshots are started from once.
+            if !snapshots::is_hidden(&source.manifest.tag) {
+                touched::record(app, &child.vmm, source.manifest.state.digest).await;
+            }
             Ok(child)
         }
         Err(error) => {

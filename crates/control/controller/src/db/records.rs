@@ -164,6 +164,19 @@ pub enum LayerRef {
     Own(String),
 }
 
+impl DiskStack {
+    /// The content it consists of over its base, the oldest first.
+    pub fn frozen(&self) -> Vec<BlobRef> {
+        self.layers
+            .iter()
+            .filter_map(|layer| match layer {
+                LayerRef::Blob(blob) => Some(*blob),
+                LayerRef::Own(_) => None,
+            })
+            .collect()
+    }
+}
+
 impl SandboxRecord {
     /// Every blob it uses.
     pub fn blobs(&self) -> Vec<Digest> {

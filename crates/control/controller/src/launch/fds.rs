@@ -88,6 +88,11 @@ impl SnapshotFiles {
         })
     }
 
+    /// Nobody has recorded which pages children touch first.
+    pub fn lacks_touched(&self) -> bool {
+        self.touched.is_none()
+    }
+
     /// Guest memory as the VMM takes it.
     pub(super) fn memory_image<'a>(&'a self, fds: &mut FdList<'a>) -> MemoryImage {
         MemoryImage {

@@ -307,11 +307,7 @@ impl Cut<'_> {
         started: Instant,
     ) -> Result<BranchDone, Error> {
         let app = Arc::clone(&self.owned.app);
-        let new: Vec<(usize, String)> = files
-            .layers
-            .iter()
-            .map(|(slot, name, _)| (*slot, name.clone()))
-            .collect();
+        let new: Vec<String> = files.layers.iter().map(|layer| layer.1.clone()).collect();
         let ingested = {
             let record = record.clone();
             app.blocking(move |app| ingest(app, &record, files, &new))
@@ -403,11 +399,7 @@ impl Cut<'_> {
             cpu: record.cpu,
             state: written.state.blob,
             memory,
-            disks: record
-                .disks
-                .iter()
-                .map(|disk| frozen_disk(disk, &written.tops))
-                .collect(),
+            disks: record.disks.iter().map(frozen_disk).collect(),
             network: record.network,
             source: record.source.clone(),
             parent: (self.mode == CutMode::Diff).then(|| record.as_parent()),
@@ -435,15 +427,13 @@ struct Written {
     index: Option<Ingested>,
     /// Frozen layers that were files of the sandbox, by name.
     layers: Vec<(String, Ingested)>,
-    /// Names of the layers that came into use with the cut and are no part of it.
-    tops: Vec<String>,
 }
 
 fn ingest(
     app: &App,
     record: &SandboxRecord,
     files: Files,
-    new: &[(usize, String)],
+    new: &[String],
 ) -> Result<Written, Error> {
     let store = |name: &str| {
         app.store
@@ -454,11 +444,10 @@ fn ingest(
     let memory = store("memory")?;
     let index = files.index.as_ref().map(|_| store("index")).transpose()?;
     let dir = app.dirs.vm(&record.id);
-    let tops: Vec<String> = new.iter().map(|(_, name)| name.clone()).collect();
     let mut layers = Vec::new();
     for layer in record.disks.iter().flat_map(|disk| &disk.layers) {
         if let LayerRef::Own(name) = layer
-            && !tops.contains(name)
+            && !new.contains(name)
         {
             let content = app
                 .store
@@ -472,25 +461,14 @@ fn ingest(
         memory,
         index,
         layers,
-        tops,
     })
 }
 
-/// The disk without the layers that came into use with the cut.
-fn frozen_disk(disk: &DiskStack, tops: &[String]) -> DiskManifest {
+/// The disk without the layers that came into use with the cut: all others are content by now.
+fn frozen_disk(disk: &DiskStack) -> DiskManifest {
     DiskManifest {
         base: disk.base,
-        layers: disk
-            .layers
-            .iter()
-            .filter_map(|layer| match layer {
-                LayerRef::Blob(blob) => Some(*blob),
-                LayerRef::Own(name) => {
-                    debug_assert!(tops.contains(name), "{name} is neither content nor new");
-                    None
-                }
-            })
-            .collect(),
+        layers: disk.frozen(),
         read_only: disk.read_only,
         serial: disk.serial.clone(),
     }

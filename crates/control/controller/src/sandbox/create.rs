@@ -405,7 +405,7 @@ async fn start_one(
                 record.ready_us = Some(clock::micros(started.elapsed()));
             });
             // The daemon's own snapshots are started from once.
-            if !snapshots::is_hidden(&source.manifest.tag) {
+            if source.files.lacks_touched() && !snapshots::is_hidden(&source.manifest.tag) {
                 touched::record(app, &child.vmm, source.manifest.state.digest).await;
             }
             Ok(child)

@@ -7,7 +7,7 @@ use forkd_vmm_proto::Command;
 
 use super::driver::{Ended, Owned};
 use crate::compact::{merge_layers, open_blob};
-use crate::db::{DiskStack, LayerRef};
+use crate::db::LayerRef;
 use crate::error::Error;
 use crate::launch::FdList;
 
@@ -24,7 +24,7 @@ pub(super) async fn shorten(owned: &mut Owned, ended: &mut Option<Ended>) -> Res
         .enumerate()
         .filter(|(_, d)| !d.read_only);
     for (place, (slot, disk)) in (0..).zip(writable) {
-        let frozen = frozen(disk);
+        let frozen = disk.frozen();
         if frozen.len() <= MAX_DISK_LAYERS {
             continue;
         }
@@ -37,17 +37,6 @@ pub(super) async fn shorten(owned: &mut Owned, ended: &mut Option<Ended>) -> Res
         }
     }
     Ok(())
-}
-
-/// The content a disk consists of, without its base.
-fn frozen(disk: &DiskStack) -> Vec<BlobRef> {
-    disk.layers
-        .iter()
-        .filter_map(|layer| match layer {
-            LayerRef::Blob(blob) => Some(*blob),
-            LayerRef::Own(_) => None,
-        })
-        .collect()
 }
 
 async fn replace(

@@ -28,18 +28,33 @@ provide_daemon() {
 
 daemon_url() { machine status --json | sed -n 's/^ *"port": \([0-9]*\),$/http:\/\/127.0.0.1:\1/p'; }
 
-# `daemon_case NAME COMMAND…`: its last line counts.
+# `daemon_case NAME COMMAND…`: its last line counts. A soak says what it does meanwhile, and remembers what has passed.
 daemon_case() {
-    local name=$1 log=$work/daemon.log begin
+    local name=$1 log=$work/daemon.log begin failed_before=$failed
     shift
+    if [ -n "$soak" ] && grep -qxF "$name" "$daemon_done"; then
+        say "    $name: passed before"
+        passed=$((passed + 1))
+        return
+    fi
     begin=$(now_ms)
-    "$@" >"$log" 2>&1 </dev/null || true
+    if [ -n "$soak" ]; then
+        say "    $name"
+        "$@" </dev/null 2>&1 | tee "$log" >&2 || true
+    else
+        "$@" >"$log" 2>&1 </dev/null || true
+    fi
     if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
     else
         printf '%s did not come to an end\n' "$name" >>"$log"
         failed=$((failed + 1))
+    fi
+    if [ -n "$soak" ]; then
+        say "    $name: $(tail -n 1 "$log") ($(elapsed "$begin"))"
+        if [ "$failed" -eq "$failed_before" ]; then printf '%s\n' "$name" >>"$daemon_done"; fi
+        return
     fi
     {
         printf '%s (%s):\n' "$name" "$(elapsed "$begin")"
@@ -62,8 +77,9 @@ daemon_tests() {
 
 # The counts are larger in a soak.
 daemon_cases() {
-    local url python tag=run-python-numpy restart rounds=3 requests=300 at_once=20
-    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100; fi
+    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20
+    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100; fi
+    daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-agent)
     provide_daemon
     # The data disk outlives a run, and what an earlier build froze may be nothing that this one runs.
     "$bin/forkd" kill --all </dev/null >/dev/null 2>&1 || true
@@ -74,6 +90,7 @@ daemon_cases() {
     daemon_case "daemon: the command line" bash "$clients/cli.sh" "$bin/forkd"
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
+    daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
     # Inside: QEMU's user network cuts connections when there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"

@@ -32,11 +32,11 @@ make_assets() {
 
 # ---- what is to be done
 
-# Soaks are long, so what has passed is remembered for the programs that it passed with.
+# Soaks are long, so what has passed is remembered for the programs that it passed with: `passed_before PROGRAM…`.
 passed_before() {
     local key
     [ -n "$soak" ] || { printf '%s' /dev/null; return; }
-    key=$(sha256sum "$bin"/forkd-{vmm,spawn,agent,e2e} | sha256sum | cut -c1-16)
+    key=$(cd "$bin" && sha256sum "$@" | sha256sum | cut -c1-16)
     mkdir -p "$cache/soak"
     touch "$cache/soak/$key"
     printf '%s' "$cache/soak/$key"
@@ -51,7 +51,7 @@ list_scenarios() {
 
 fill_todo() {
     local name
-    done_list=$(passed_before)
+    done_list=$(passed_before forkd-vmm forkd-spawn forkd-agent forkd-e2e)
     # The longest first: the tests of the daemon are many and share a machine.
     if [ $# -eq 0 ] || [ "$1" = daemon ]; then printf 'daemon\n' >>"$work/todo"; fi
     if [ "${1:-}" = daemon ]; then return; fi
@@ -84,7 +84,7 @@ show() {
     {
         printf 'test %-46s ... %s (%s)\n' "$name" "$verdict" "$(elapsed "$begin")"
         if [ "$verdict" = ok ]; then
-            sed -E -e 's/^test [a-z_:]+ +\.\.\. //' -e '/^(ok|$)/d' -e '/^(running |test result)/d' \
+            sed -E -e 's/^test [a-z_:#0-9]+ +\.\.\. //' -e '/^(ok|$)/d' -e '/^(running |test result)/d' \
                 -e '/^[0-9T:.-]+Z +(INFO|WARN|ERROR) /d' -e '/^[0-9]+ passed, [0-9]+ failed$/d' -e 's/^/    /' "$log"
         else
             tail -n 200 "$log"

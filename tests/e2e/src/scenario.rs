@@ -1,5 +1,6 @@
 //! What a scenario is, and how one is run.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::mpsc;
@@ -12,7 +13,7 @@ use libtest_mimic::{Failed, Trial};
 
 /// No scenario takes longer than this, however slow the machine.
 fn limit() -> Duration {
-    Duration::from_secs(if soaking() { 3600 } else { 900 })
+    Duration::from_secs(if soaking() { 10_800 } else { 900 })
 }
 
 /// What a scenario left behind when its time was up gets this long to end.
@@ -23,7 +24,7 @@ type Body = fn(Run) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 /// A named scenario.
 pub struct Scenario {
     /// Module and function, such as `boot::one_vcpu`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// What it does.
     pub body: Body,
 }
@@ -42,6 +43,17 @@ pub fn soaking() -> bool {
 /// Repetitions: few in an everyday run, the full number in a soak run.
 pub fn times(everyday: usize, soak: usize) -> usize {
     if soaking() { soak } else { everyday }
+}
+
+impl Scenario {
+    /// The scenario so many times, with a name for each, so that a long soak can go on where it was.
+    pub fn parts(&self, count: usize) -> Vec<Self> {
+        let part = |number| Self {
+            name: format!("{}#{number}", self.name).into(),
+            body: self.body,
+        };
+        (1..=count).map(part).collect()
+    }
 }
 
 /// Makes a test of a scenario.
@@ -90,7 +102,7 @@ impl Watchdog {
 macro_rules! list {
     ($($module:ident: $($name:ident),+ $(,)?);+ $(;)?) => {
         vec![$($($crate::scenario::Scenario {
-            name: concat!(stringify!($module), "::", stringify!($name)),
+            name: std::borrow::Cow::Borrowed(concat!(stringify!($module), "::", stringify!($name))),
             body: |run| Box::pin($module::$name(run)),
         }),+),+]
     };

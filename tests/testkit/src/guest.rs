@@ -1,12 +1,8 @@
 //! What tests do inside a guest, through its agent.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use anyhow::{Context, bail};
-use forkd_guest_client::{Captured, Client, Options};
-use forkd_guest_proto::{
-    EvalRequest, ExecRequest, IdentityReport, IdentityRequest, NetworkRequest, WriteRequest,
-};
+use forkd_guest_client::{Captured, Client, Identified, Options};
+use forkd_guest_proto::{EvalRequest, ExecRequest, IdentityRequest, NetworkRequest, WriteRequest};
 
 use crate::Vm;
 
@@ -127,23 +123,20 @@ impl Vm {
         &self,
         hostname: &str,
         network: Option<NetworkRequest>,
-    ) -> anyhow::Result<IdentityReport> {
-        // Connected first: what comes after the reading makes the guest's clock late.
-        let agent = self.agent().await?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    ) -> anyhow::Result<Identified> {
         let generation: [u8; 16] = rand::random();
         let entropy: [u8; 64] = rand::random();
         let request = IdentityRequest {
             generation: hex::encode(generation),
             entropy: hex::encode(entropy),
             hostname: Some(hostname.to_owned()),
-            unix_ns: Some(i64::try_from(now)?),
             network,
             hook_timeout_ms: Some(60_000),
             ..Default::default()
         };
-        agent
-            .identity(request)
+        self.agent()
+            .await?
+            .identify(request)
             .await
             .context("the fork did not become a machine of its own")
     }

@@ -48,6 +48,9 @@ pub struct IdentityReport {
     /// How far the wall clock was off, nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock_step_ns: Option<i64>,
+    /// The wall clock at the moment of the answer, nanoseconds since the epoch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unix_ns: Option<i64>,
     /// The kernel's random number generator took the entropy.
     pub reseeded: bool,
     /// Interpreters that were reseeded.

@@ -29,6 +29,9 @@ pub struct ClockRequest {
     /// Set the wall clock to this, nanoseconds since the epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set_unix_ns: Option<i64>,
+    /// Move the wall clock by this, nanoseconds. Unlike a time, it does not age on its way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shift_ns: Option<i64>,
 }
 
 /// The clocks.

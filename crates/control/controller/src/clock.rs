@@ -18,11 +18,6 @@ pub fn unix_ms() -> u64 {
     u64::try_from(since_epoch().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Nanoseconds since 1970.
-pub fn unix_ns() -> i64 {
-    i64::try_from(since_epoch().as_nanos()).unwrap_or(i64::MAX)
-}
-
 /// A duration as whole microseconds.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)

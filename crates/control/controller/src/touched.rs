@@ -4,6 +4,7 @@
 //! be lost without harm.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -47,14 +48,23 @@ impl Touched {
         File::open(self.path(state)).ok()
     }
 
-    /// Removes the sets of all other snapshots.
+    /// Removes the sets of all other snapshots, but for those that are being recorded.
     pub fn keep_only(&self, states: &HashSet<Digest>) -> io::Result<()> {
-        let names: HashSet<String> = states.iter().map(Digest::hex).collect();
+        // Held until the end, so that none is begun meanwhile.
+        let busy = self.busy();
+        let wanted: HashSet<String> = states.iter().map(Digest::hex).collect();
+        let written: HashSet<String> = busy.iter().map(Digest::hex).collect();
         for entry in std::fs::read_dir(&self.dir)? {
             let entry = entry?;
+            let path = entry.path();
             let name = entry.file_name();
-            if !name.to_str().is_some_and(|name| names.contains(name)) {
-                std::fs::remove_file(entry.path())?;
+            let keep = name.to_str().is_some_and(|name| wanted.contains(name))
+                || path
+                    .file_stem()
+                    .and_then(OsStr::to_str)
+                    .is_some_and(|stem| written.contains(stem));
+            if !keep {
+                std::fs::remove_file(path)?;
             }
         }
         Ok(())
@@ -125,9 +135,12 @@ mod tests {
             assert!(!touched.begin(state), "it is there already");
         }
         std::fs::write(touched.path(&kept).with_extension(UNFINISHED), "half").unwrap();
+        let written = Digest([3; 32]);
+        assert!(touched.begin(written));
+        std::fs::write(touched.path(&written).with_extension(UNFINISHED), "").unwrap();
         touched.keep_only(&HashSet::from([kept])).unwrap();
         assert!(touched.get(&kept).is_some());
         assert!(touched.get(&gone).is_none());
-        assert_eq!(std::fs::read_dir(&touched.dir).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(&touched.dir).unwrap().count(), 2);
     }
 }

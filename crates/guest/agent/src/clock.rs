@@ -7,7 +7,12 @@ use crate::error;
 
 /// Reads the clocks, after setting the wall clock if asked.
 pub fn clock(request: ClockRequest) -> Result<ClockState, AgentError> {
-    let step_ns = request.set_unix_ns.map(set).transpose()?;
+    let wanted = match (request.set_unix_ns, request.shift_ns) {
+        (None, None | Some(0)) => None,
+        (Some(time), shift) => Some(time.saturating_add(shift.unwrap_or(0))),
+        (None, Some(shift)) => Some(now(ClockId::Realtime).saturating_add(shift)),
+    };
+    let step_ns = wanted.map(set).transpose()?;
     Ok(ClockState {
         unix_ns: now(ClockId::Realtime),
         monotonic_ns: now(ClockId::Monotonic),

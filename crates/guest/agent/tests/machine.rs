@@ -142,6 +142,7 @@ async fn an_ordinary_process_leaves_its_machine_alone() {
     let clock = client
         .clock(ClockRequest {
             set_unix_ns: Some(0),
+            ..Default::default()
         })
         .await
         .unwrap_err();

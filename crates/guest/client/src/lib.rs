@@ -25,6 +25,7 @@ mod exec;
 mod files;
 mod machine;
 mod stream;
+mod wall_clock;
 
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ pub use eval::{Eval, EvalCapture};
 pub use exec::{Captured, Exec, Output, Stdin};
 pub use files::{FileReader, FileWriter, Watch};
 pub use forkd_guest_proto as proto;
+pub use wall_clock::Identified;
 
 use connection::Connection;
 use stream::Stream;

@@ -20,6 +20,8 @@ use super::load::check_chain;
 use crate::scenario::{Run, times};
 use crate::support::vmm_error;
 
+/// A soak has this many of these scenarios, with a thousand branches together.
+pub const PARTS: usize = 10;
 const CHAIN: &str = "/root/chain";
 /// Branches of one source. Every cut puts layers on memory and disks, and there is an end to their number.
 const ROUNDS_A_SOURCE: usize = 10;
@@ -66,7 +68,7 @@ pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
     let refuser = kit.empty(parent.shape).await?;
     let seed: u64 = rand::random();
     let mut random = StdRng::seed_from_u64(seed);
-    let total = times(10, 1_000);
+    let total = times(10, 1_000 / PARTS);
     let mut failed: BTreeMap<Fault, (usize, usize)> = BTreeMap::new();
     for first in (0..total).step_by(ROUNDS_A_SOURCE) {
         let mut source = Source::start(kit, &parent, load).await?;

@@ -21,15 +21,19 @@ mod smp;
 mod snapshot_safety;
 mod unique;
 
-use crate::scenario::{Scenario, list};
+use crate::scenario::{Scenario, list, soaking};
 
 /// The scenarios of this run, in their order: the everyday ones, and in a soak run the others as well.
 pub fn all() -> Vec<Scenario> {
-    let mut all = everyday();
-    if crate::scenario::soaking() {
-        all.extend(long());
+    let everyday = everyday().into_iter();
+    if !soaking() {
+        return everyday.collect();
     }
-    all
+    let in_parts = |scenario: Scenario| match scenario.name.as_ref() {
+        "branch_faults::source_outlives_every_fault" => scenario.parts(branch_faults::PARTS),
+        _ => vec![scenario],
+    };
+    everyday.flat_map(in_parts).chain(long()).collect()
 }
 
 /// What every `make test` tries out, with small counts.

@@ -233,38 +233,25 @@ impl Cut<'_> {
             resume: true,
         };
         let fds = fds.finish()?;
-        let Owned {
-            vmm,
-            events,
-            sandbox,
+        let Self {
+            owned,
+            ended,
+            layers_moved,
+            claimed,
+            taken,
             ..
-        } = &mut *self.owned;
-        let call = vmm.call(Command::Cut(spec), &fds);
-        tokio::pin!(call);
-        let mut cause = None;
-        let reply = loop {
-            tokio::select! {
-                reply = &mut call => break reply,
-                event = events.next() => match event.map(|event| event.event) {
-                    Some(Event::CutTaken { pause_us, .. }) => {
-                        self.layers_moved = true;
-                        self.claimed.taken(pause_us);
-                        if let Some(taken) = self.taken.take() {
-                            let _ = taken.send(pause_us);
-                        }
+        } = self;
+        let reply = owned
+            .call_noting(ended, Command::Cut(spec), &fds, |event| {
+                if let Event::CutTaken { pause_us, .. } = event {
+                    *layers_moved = true;
+                    claimed.taken(pause_us);
+                    if let Some(taken) = taken.take() {
+                        let _ = taken.send(pause_us);
                     }
-                    Some(Event::Stopped { cause: found }) => cause = Some(found),
-                    Some(_) => {}
-                    None => {
-                        self.ended = Some(cause);
-                        return Err(Error::Gone { id: sandbox.id.clone(), how: "the VM ended during the cut".into() });
-                    }
-                },
-                () = sandbox.stop.cancelled() => {
-                    return Err(Error::Gone { id: sandbox.id.clone(), how: "it was deleted during the cut".into() });
                 }
-            }
-        };
+            })
+            .await?;
         match reply.map_err(Error::vmm("the sandbox could not be cut"))? {
             Reply::Cut(report) => Ok(report),
             _ => Err(Error::Task),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::Lease;
-use forkd_vmm_client::{Vmm, VmmEvents};
+use forkd_vmm_client::{Vmm, VmmCallError, VmmEvents};
 use forkd_vmm_proto::{Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
 
@@ -66,6 +66,19 @@ impl Owned {
         command: Command,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Reply, Error> {
+        self.call_noting(ended, command, fds, |_| {})
+            .await?
+            .map_err(Error::vmm("the VMM did not do it"))
+    }
+
+    /// The same for who wants to know what happens meanwhile. What the VMM refuses is for the caller to name.
+    pub(super) async fn call_noting(
+        &mut self,
+        ended: &mut Option<Ended>,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+        mut note: impl FnMut(Event),
+    ) -> Result<Result<Reply, VmmCallError>, Error> {
         let gone = |how: &str| Error::Gone {
             id: self.sandbox.id.clone(),
             how: how.into(),
@@ -75,12 +88,10 @@ impl Owned {
         let mut cause = None;
         loop {
             tokio::select! {
-                reply = &mut call => {
-                    return reply.map_err(Error::vmm("the VMM did not do it"));
-                }
+                reply = &mut call => return Ok(reply),
                 event = self.events.next() => match event.map(|event| event.event) {
                     Some(Event::Stopped { cause: found }) => cause = Some(found),
-                    Some(_) => {}
+                    Some(event) => note(event),
                     None => {
                         *ended = Some(cause);
                         return Err(gone("the VM ended"));

@@ -1,10 +1,9 @@
 //! Making a child a machine of its own.
 
-use forkd_guest_client::Client;
+use forkd_guest_client::{Client, Identified};
 use forkd_guest_proto::{IdentityReport, IdentityRequest};
 use forkd_types::SandboxId;
 
-use crate::clock;
 use crate::error::Error;
 
 /// Random bytes for the guest's generators.
@@ -34,7 +33,7 @@ fn fresh(id: &SandboxId) -> IdentityRequest {
         entropy: hex::encode(rand::random::<[u8; ENTROPY]>()),
         hostname: Some(id.to_string()),
         machine_id: None,
-        unix_ns: Some(clock::unix_ns()),
+        unix_ns: None,
         network: None,
         hook_timeout_ms: None,
         keep_connections: false,
@@ -46,12 +45,17 @@ async fn ask(
     id: &SandboxId,
     request: IdentityRequest,
 ) -> Result<IdentityReport, Error> {
-    let report = client
-        .identity(request)
+    let identified = client
+        .identify(request)
         .await
         .map_err(Error::agent(format!(
             "sandbox {id} could not take its identity"
         )))?;
+    let Identified {
+        report,
+        clock_within,
+    } = identified;
+    tracing::debug!(sandbox = %id, ?clock_within, "wall clock");
     for warning in &report.warnings {
         tracing::warn!(sandbox = %id, warning, "identity");
     }

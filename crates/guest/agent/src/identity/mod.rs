@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use forkd_guest_proto::{AgentError, IdentityReport, IdentityRequest, Reset};
 
+use rustix::time::ClockId;
+
 use crate::agent::{Agent, Role, run_directory};
 use crate::{clock, error, files, net, sys};
 
@@ -49,6 +51,7 @@ pub async fn apply(agent: &Agent, request: IdentityRequest) -> Result<IdentityRe
     report.generation.clone_from(&plan.generation);
     report.hooks = hooks::run(agent, &plan.generation, plan.hook_time).await;
     report.warnings = warnings;
+    report.unix_ns = Some(clock::now(ClockId::Realtime));
     report.took_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(report)
 }

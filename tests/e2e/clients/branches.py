@@ -1,0 +1,103 @@
+"""Many branches of one sandbox through the daemon, more than layers may lie upon each other.
+
+    branches.py URL TAG COUNT
+
+Each branch has a file more than the one before. Children of the first, of one in the middle and of the last have exactly
+the files of their instant; so has a flat copy of the last when everything it came from is gone. The last line counts cases.
+"""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+
+URL, TAG, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
+PREFIX = "branches-"
+FLAT = PREFIX + "flat"
+# What a restore takes at most; the daemon merges what is above it.
+LAYERS = 16
+passed = failed = 0
+
+
+def ask(method, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(URL + path, data, {"content-type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        text = answer.read()
+        return json.loads(text) if text else None
+
+
+def run(sandbox, line):
+    done = ask("POST", f"/v1/sandboxes/{sandbox}/exec", {"args": ["sh", "-c", line], "timeout_secs": 120})
+    assert done["exit_code"] == 0, done
+    return done["stdout"]
+
+
+def spawn(tag):
+    return ask("POST", "/v1/sandboxes", {"snapshot_tag": tag, "timeout_secs": 3600})[0]["id"]
+
+
+def case(name, body):
+    global passed, failed
+    try:
+        body()
+        passed += 1
+        print(f"ok   {name}", flush=True)
+    except (AssertionError, OSError, ValueError, KeyError) as error:
+        failed += 1
+        said = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
+        print(f"FAIL {name}: {error!r} {said}", flush=True)
+
+
+def branch_often():
+    source = spawn(TAG)
+    try:
+        for number in range(1, COUNT + 1):
+            run(source, f"echo {number} > /root/made-{number}")
+            ask("POST", f"/v1/sandboxes/{source}/branch", {"tag": f"{PREFIX}{number}"})
+            if number % 10 == 0:
+                print(f"     {number} branches", flush=True)
+        assert run(source, "cat /root/made-* | wc -l").strip() == str(COUNT)
+    finally:
+        ask("DELETE", f"/v1/sandboxes/{source}")
+
+
+def has_its_files(tag, number):
+    child = spawn(tag)
+    try:
+        found = run(child, "cat /root/made-* | sort -n").split()
+        assert found == [str(one) for one in range(1, number + 1)], found
+    finally:
+        ask("DELETE", f"/v1/sandboxes/{child}")
+
+
+def few_layers():
+    info = ask("GET", f"/v1/snapshots/{PREFIX}{COUNT}/info")
+    # Above what is frozen there is what the snapshot itself brings.
+    assert info["disk_layers"] <= LAYERS + 2 and info["memory_layers"] <= LAYERS + 2, info
+
+
+def flat():
+    ask("POST", f"/v1/snapshots/{PREFIX}{COUNT}/compact", {"to": FLAT})
+    for number in range(COUNT, 0, -1):
+        ask("DELETE", f"/v1/snapshots/{PREFIX}{number}?force=true")
+    info = ask("GET", f"/v1/snapshots/{FLAT}/info")
+    assert info["chain_depth"] == 0 and info["memory_layers"] == 1, info
+    has_its_files(FLAT, COUNT)
+
+
+def clean():
+    for one in ask("GET", "/v1/snapshots"):
+        if one["tag"].startswith(PREFIX):
+            ask("DELETE", f"/v1/snapshots/{one['tag']}?force=true")
+
+
+clean()
+case(f"{COUNT} branches of one sandbox", branch_often)
+for number in (1, COUNT // 2, COUNT):
+    case(f"a child of branch {number} has its files", lambda number=number: has_its_files(f"{PREFIX}{number}", number))
+case("layers do not pile up", few_layers)
+case("a flat copy stands alone", flat)
+clean()
+print(f"{passed} passed, {failed} failed")
+sys.exit(1 if failed else 0)

@@ -75,6 +75,19 @@ daemon_tests() {
     printf 'ok %d cases of the daemon\nFAILED %d cases of the daemon\n' "$passed" "$failed" | grep -v '^FAILED 0 ' >>"$work/results"
 }
 
+# The units of packaging/systemd, in a host with systemd that is a container of the machine.
+systemd_case() {
+    local at=$inside/systemd file
+    ask_machine sh -c "rm -rf $at && mkdir -p $at/programs $at/units $at/state/kernels $at/state/images/python-numpy &&
+        cd /usr/local/bin && cp forkd forkd-agent forkd-controller forkd-spawn forkd-vmm $at/programs/ &&
+        cd /var/lib/forkd && ln kernels/* $at/state/kernels/ && ln images/python-numpy/* $at/state/images/python-numpy/"
+    for file in "$root"/packaging/systemd/*; do machine cp "$file" ":$at/units/$(basename "$file")"; done
+    machine cp "$root/tests/e2e/systemd/check.sh" ":$at/check.sh"
+    machine cp "$("$bin/forkd-image" build "$root/tests/e2e/systemd")" ":$at/root.ext4"
+    daemon_case "daemon: under systemd" ask_machine bash "$at/check.sh" "$at"
+    ask_machine rm -rf "$at"
+}
+
 # The counts are larger in a soak.
 daemon_cases() {
     local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20
@@ -99,5 +112,6 @@ daemon_cases() {
     if [ -n "$soak" ]; then
         python=$(clients_python schemathesis)
         daemon_case "daemon: requests made from the document" bash "$clients/document.sh" "$(dirname "$python")/schemathesis" "$url"
+        systemd_case
     fi
 }

@@ -92,6 +92,11 @@ show() {
     } >&2
 }
 
+# A soak says how far it is; an everyday run is short enough to say all at its end.
+follow() {
+    if [ -n "$soak" ]; then sed -u -n -E "s/^(test [^ ]+ +\.\.\. )?([0-9]+ [a-z]+ after .*)/    $1: \2/p" >&2; else cat >/dev/null; fi
+}
+
 # `scenario NAME [second]`. An emulated machine may die; no scenario is blamed for that and none is let off for it: it runs
 # again in a new one. A scenario that fails on an emulated processor gets a second try, in the open; on real hardware a
 # failure is a failure.
@@ -100,7 +105,7 @@ scenario() {
     begin=$(now_ms)
     for try in 1 2 3; do
         status=0
-        "$place" "$name" </dev/null >"$log" 2>&1 || status=$?
+        "$place" "$name" </dev/null 2>&1 | tee "$log" | follow "$name" || status=${PIPESTATUS[0]}
         if [ "$status" -eq 0 ] || [ "$place" = on_host ] || ! machine_is_lost; then break; fi
         say "    machine $FORKD_MACHINE is lost in $name (try $try of 3); its console says:"
         last_words

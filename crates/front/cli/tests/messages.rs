@@ -375,3 +375,15 @@ fn colour_is_for_terminals() {
     let shown = User::new().run(&["machine", "exec", "--", "true"]);
     assert!(!shown.contains('\x1b'), "{shown:?}");
 }
+
+#[test]
+fn a_host_without_certificates_can_have_a_daemon() {
+    let user = User::new();
+    let mut command = user.command(&["ls", "--daemon-url", "http://127.0.0.1:1"]);
+    command
+        .env("SSL_CERT_FILE", user.path("none"))
+        .env("SSL_CERT_DIR", user.path("none"));
+    let shown = user.show(command.output().unwrap());
+    assert!(shown.contains("127.0.0.1:1"), "{shown}");
+    assert!(!shown.contains("certificates"), "{shown}");
+}

@@ -47,8 +47,13 @@ impl Client {
         let builder = || {
             let builder = reqwest::Client::builder()
                 .connect_timeout(CONNECT)
-                .tls_certs_merge(trusted.to_vec())
                 .user_agent(concat!("forkd/", env!("CARGO_PKG_VERSION")));
+            let builder = if target.is_tls() {
+                builder.tls_certs_merge(trusted.to_vec())
+            } else {
+                // A host that trusts nobody, such as a minimal Debian, can have a daemon all the same.
+                builder.tls_certs_only([])
+            };
             match target {
                 Target::Unix(path) => builder.unix_socket(path.as_path()).no_proxy(),
                 Target::Url(_) => builder,

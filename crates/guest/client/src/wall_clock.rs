@@ -13,7 +13,7 @@ use crate::{Client, Error};
 /// How often the clock is read. Once is enough where messages are fast.
 const READINGS: usize = 6;
 /// What a clock may be off at most before it is read once more.
-const CLOSE_NS: i64 = 5_000_000;
+const CLOSE_NS: i64 = 3_000_000;
 
 /// A guest with an identity of its own.
 #[derive(Debug)]

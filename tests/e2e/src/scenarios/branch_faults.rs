@@ -2,19 +2,17 @@
 //! nothing stays behind.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use forkd_guest_proto::ProcessState;
-use forkd_testkit::{BootOptions, CutFiles, ForkOptions, Frozen, Kit, Vm, procfs};
+use forkd_testkit::{
+    BootOptions, CutFiles, ForkOptions, Frozen, Killer, Kit, SmallDisk, Vm, procfs,
+};
 use forkd_vmm_proto::VmmErrorCode;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use rustix::process::{Pid, Signal, kill_process};
 
 use super::load::check_chain;
 use crate::scenario::{Run, times};
@@ -70,6 +68,7 @@ pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
     let mut random = StdRng::seed_from_u64(seed);
     let total = times(10, 1_000 / PARTS);
     let mut failed: BTreeMap<Fault, (usize, usize)> = BTreeMap::new();
+    let started = Instant::now();
     for first in (0..total).step_by(ROUNDS_A_SOURCE) {
         let mut source = Source::start(kit, &parent, load).await?;
         for number in first..total.min(first + ROUNDS_A_SOURCE) {
@@ -89,6 +88,8 @@ pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
         }
         source.whole_chain().await?;
         end(source.vm).await?;
+        let done = total.min(first + ROUNDS_A_SOURCE);
+        eprintln!("{done} faults after {:.0?}", started.elapsed());
     }
     for (fault, (hits, all)) in &failed {
         eprintln!("{fault:?}: {all} times, {hits} before the work was done");
@@ -279,39 +280,6 @@ async fn writer_killed(
     Ok(cut.is_err())
 }
 
-/// Kills what a VMM starts.
-struct Killer {
-    done: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<()>,
-}
-
-impl Killer {
-    fn start(vmm: u32, delay: Duration) -> Self {
-        let done = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&done);
-        let thread = std::thread::spawn(move || {
-            while !seen.load(Ordering::Relaxed) {
-                if let Some(writer) = procfs::started_by(vmm).first() {
-                    std::thread::sleep(delay);
-                    // It may have ended by itself.
-                    let _ = Pid::from_raw(writer.cast_signed())
-                        .map(|pid| kill_process(pid, Signal::KILL));
-                    return;
-                }
-                std::thread::sleep(Duration::from_micros(200));
-            }
-        });
-        Self { done, thread }
-    }
-
-    fn stop(self) -> anyhow::Result<()> {
-        self.done.store(true, Ordering::Relaxed);
-        self.thread
-            .join()
-            .map_err(|_| anyhow::anyhow!("the killer panicked"))
-    }
-}
-
 /// A cut to a file that takes nothing.
 async fn full(
     kit: &Kit,
@@ -340,41 +308,6 @@ async fn disk_fills(
     none_left(kit, &source.vm, refuser, &files).await?;
     disk.remove()?;
     Ok(true)
-}
-
-/// A file system of a few MiB.
-struct SmallDisk {
-    folder: PathBuf,
-}
-
-impl SmallDisk {
-    fn mount(folder: PathBuf, mib: u32) -> anyhow::Result<Self> {
-        let size = format!("size={mib}M");
-        run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"], &folder)?;
-        Ok(Self { folder })
-    }
-
-    /// Fails if somebody still has a file of it open.
-    fn remove(self) -> anyhow::Result<()> {
-        run("umount", &[], &self.folder)?;
-        std::fs::remove_dir(&self.folder)?;
-        Ok(())
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        if self.folder.exists() {
-            // An error is on its way already.
-            let _ = run("umount", &["--lazy"], &self.folder);
-        }
-    }
-}
-
-fn run(program: &str, args: &[&str], folder: &Path) -> anyhow::Result<()> {
-    let status = Command::new(program).args(args).arg(folder).status()?;
-    ensure!(status.success(), "`{program}` ended with {status}");
-    Ok(())
 }
 
 async fn child_killed(kit: &Kit, source: &Source, random: &mut StdRng) -> anyhow::Result<bool> {

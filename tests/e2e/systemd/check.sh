@@ -13,7 +13,8 @@ group=/sys/fs/cgroup/forkd-systemd
 passed=0 failed=0 leader=
 
 end() {
-    if [ -n "$leader" ]; then kill -9 "$leader" 2>/dev/null; fi
+    if [ -n "$leader" ]; then kill -9 "$leader"; fi
+    wait 2>/dev/null
     sleep 1
     umount -R "$root" 2>/dev/null
     find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null
@@ -32,17 +33,19 @@ begin() {
     # An emulated processor needs its time.
     echo FORKD_READY_TIMEOUT=5m >"$root/etc/forkd/controller.env"
     mount --bind "$dir/state" "$root/var/lib/forkd"
-    # The new namespaces belong to a group of their own, so that systemd has the top of one.
+    # Its first process is alone in a group of its own, so that systemd has the top of a hierarchy.
     (
-        echo $BASHPID >"$group/cgroup.procs"
-        exec unshare --mount --pid --uts --ipc --net --cgroup --fork --kill-child -- sh -c '
+        exec unshare --mount --pid --uts --ipc --net --fork --kill-child -- sh -c '
+            echo 0 >"$2/cgroup.procs"
+            exec unshare --cgroup -- sh -c "$3" sh "$1"
+        ' sh "$root" "$group" '
             cd "$1"
             mount -t proc proc proc && mount -t sysfs sysfs sys && mount -t cgroup2 cgroup2 sys/fs/cgroup
             mount --rbind /dev dev && mount -t tmpfs -o mode=755 tmpfs run && mount -t tmpfs tmpfs tmp
             ip link set lo up
-            mount --make-rprivate / && mount --bind . . && cd "$PWD" && pivot_root . mnt && umount -l mnt
+            mount --make-rprivate / && mount --rbind . . && cd "$PWD" && pivot_root . mnt && umount -l mnt
             exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target
-        ' sh "$root"
+        '
     ) >"$dir/console" 2>&1 </dev/null &
     local unshare=$!
     for _ in $(seq 600); do
@@ -124,6 +127,12 @@ expect "a guest runs" '^hello$' inside forkd run -- echo hello
 expect "a sandbox with a limit" '"memory_limit_mib": 300' inside forkd spawn --tag run-python-numpy --memory-limit-mib 300 --json --timeout 1h
 id=$(inside forkd ls -q | tail -n 1)
 expect "the limit is a group of the unit" '^314572800$' limited
+# The rest would only say the same again.
+if [ "$failed" -gt 0 ]; then
+    inside journalctl -u forkd-controller.service --no-pager -n 60
+    echo "$passed passed, $failed failed"
+    exit 1
+fi
 alive() { expect "the sandbox is there after $1" '^here$' inside forkd exec "$id" -- echo here; }
 expect "systemctl restart" '' restarted
 alive "a restart"

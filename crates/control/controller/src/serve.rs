@@ -76,7 +76,14 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     if tokio::time::timeout(drain, server.drained()).await.is_err() {
         tracing::warn!("requests were still under way");
     }
-    tracing::info!(sandboxes = app.sandboxes.len(), "stopped; sandboxes go on");
+    let sandboxes = app.sandboxes.len();
+    if sandboxes > 0 {
+        tracing::info!(sandboxes, "stopped; sandboxes go on");
+    } else {
+        // Shells that nobody has used are all that is left.
+        let ended = app.launcher.end().await;
+        tracing::info!(spawner_ended = ended.is_ok(), "stopped");
+    }
     Ok(())
 }
 

@@ -80,6 +80,21 @@ impl Launcher {
         self.noted(spawner.status().await)
     }
 
+    /// Ends `forkd-spawn` and every VMM it has. No other is started while the answer is held.
+    pub async fn end(&self) -> std::io::Result<tokio::sync::MutexGuard<'_, ()>> {
+        let one = self.connecting.lock().await;
+        self.disconnected();
+        self.end_process().await?;
+        Ok(one)
+    }
+
+    async fn end_process(&self) -> std::io::Result<()> {
+        let path = self.socket.clone();
+        tokio::task::spawn_blocking(move || end_spawner(&path))
+            .await
+            .map_err(std::io::Error::other)?
+    }
+
     /// Forgets the connection, so that the next use makes a new one.
     pub fn disconnected(&self) {
         self.slot().take();
@@ -109,11 +124,8 @@ impl Launcher {
                     wanted = theirs,
                     "forkd-spawn is of another version; it ends, with the sandboxes it has"
                 );
-                let path = self.socket.clone();
-                tokio::task::spawn_blocking(move || end_spawner(&path))
+                self.end_process()
                     .await
-                    .map_err(std::io::Error::other)
-                    .and_then(|ended| ended)
                     .map_err(|source| SpawnerError::Connect {
                         path: self.socket.clone(),
                         source,
@@ -150,7 +162,7 @@ impl Launcher {
                 Ok(connected) => {
                     tokio::spawn(async move {
                         let status = child.wait().await;
-                        tracing::error!(?status, "forkd-spawn ended");
+                        tracing::info!(?status, "forkd-spawn ended");
                     });
                     return Ok(connected);
                 }

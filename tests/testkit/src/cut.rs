@@ -74,7 +74,8 @@ impl Vm {
     }
 
     /// Makes one layer of all layers below the top of each disk, as the daemon does when there are many.
-    pub async fn merge_layers(&self) -> anyhow::Result<()> {
+    pub async fn merge_layers(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let mut replaced = Vec::new();
         let mut disks = self.disks_now().await;
         let writable = disks.iter_mut().filter(|disk| !disk.read_only);
         for (place, disk) in (0..).zip(writable) {
@@ -95,9 +96,10 @@ impl Vm {
             let layer = fds.add(merged);
             let command = Command::MergedLayer { disk: place, layer };
             self.vmm.run(command, &fds.borrow()).await?;
+            replaced.extend(below.iter().cloned());
             disk.layers = vec![path, top.clone()];
         }
-        Ok(())
+        Ok(replaced)
     }
 
     async fn cut(&self, go_on: bool, files: CutFiles) -> anyhow::Result<Frozen> {

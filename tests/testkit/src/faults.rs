@@ -60,6 +60,12 @@ impl SmallDisk {
         Ok(Self { folder })
     }
 
+    /// Makes it larger, or smaller.
+    pub fn resize(&self, mib: u32) -> anyhow::Result<()> {
+        let size = format!("remount,size={mib}M");
+        run("mount", &["-o", &size], &self.folder)
+    }
+
     /// Removes it. Fails if somebody still has a file of it open.
     pub fn remove(self) -> anyhow::Result<()> {
         run("umount", &[], &self.folder)?;

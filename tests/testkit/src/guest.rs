@@ -4,10 +4,13 @@ use anyhow::{Context, bail};
 use forkd_guest_client::{Captured, Client, Identified, Options};
 use forkd_guest_proto::{EvalRequest, ExecRequest, IdentityRequest, NetworkRequest, WriteRequest};
 
-use crate::Vm;
+use crate::{Vm, procfs};
 
 /// Where the test program lies inside a guest.
 const SELF: &str = "/var/tmp/forkd-e2e";
+
+/// How many lines of a console are shown.
+const LAST_WORDS: usize = 30;
 
 impl Vm {
     /// Connects to the agent.
@@ -17,9 +20,21 @@ impl Vm {
             timeout: std::time::Duration::from_secs(60),
             ..Options::default()
         };
-        Ok(
-            Client::connect_vsock(&self.agent_socket(), forkd_vmm_proto::AGENT_PORT, options)
-                .await?,
+        let port = forkd_vmm_proto::AGENT_PORT;
+        match Client::connect_vsock(&self.agent_socket(), port, options).await {
+            Ok(client) => Ok(client),
+            Err(error) if procfs::is_alive(self.pid()) => Err(error.into()),
+            Err(error) => Err(anyhow::Error::from(error).context(self.last_words().await)),
+        }
+    }
+
+    /// How a VMM that is gone ended, and what its guest said last.
+    async fn last_words(&self) -> String {
+        let console = self.console();
+        let last: Vec<&str> = console.lines().rev().take(LAST_WORDS).collect();
+        format!(
+            "the VMM ended: {:?}; the guest said last, the latest first: {last:#?}",
+            self.wait_end().await
         )
     }
 

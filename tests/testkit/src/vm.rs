@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::cut::Base;
 use crate::ends::Ends;
-use crate::{Disk, Fds};
+use crate::{Disk, Fds, procfs};
 
 /// How long a guest may take to boot on a slow, loaded machine.
 const READY_LIMIT: Duration = Duration::from_secs(200);
@@ -180,6 +180,26 @@ impl Vm {
             // The only failure left is that it has ended already.
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
+    }
+
+    /// Kills it and removes what is its own: its folder and the layers it writes.
+    pub async fn remove(self) -> anyhow::Result<()> {
+        self.kill();
+        // Not every `forkd-spawn` that could tell is still there.
+        let gone = async {
+            while procfs::is_alive(self.pid()) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(END_LIMIT, gone)
+            .await
+            .context("a killed VMM does not end")?;
+        for disk in self.disks_now().await.iter().filter(|disk| !disk.read_only) {
+            let top = disk.layers.last().context("a disk without a layer")?;
+            std::fs::remove_file(top)?;
+        }
+        std::fs::remove_dir_all(self.folder())?;
+        Ok(())
     }
 
     /// Lets go of the VM without ending it: `forkd-spawn` still holds its socket.

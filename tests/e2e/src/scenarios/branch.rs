@@ -45,8 +45,9 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
         let files = CutFiles::in_folder(source.folder(), !whole);
         let cut = source.branch_to(files).await?;
         conversation.goes_on(number).await?;
+        let mut replaced = Vec::new();
         if number % MERGE_EVERY == 1 {
-            source.merge_layers().await?;
+            replaced = source.merge_layers().await?;
         }
         pauses.push(cut.report.pause_us);
         let child = kit.fork_named(&cut, &format!("branch-{number}")).await?;
@@ -60,7 +61,9 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
         if number % 10 == 9 {
             eprintln!("{} branches after {:.0?}", number + 1, started.elapsed());
         }
-        child.stop().await?;
+        child.remove().await?;
+        // The child was the last to read them.
+        replaced.iter().try_for_each(std::fs::remove_file)?;
         if whole {
             chain.drain(..).try_for_each(Frozen::remove)?;
         }

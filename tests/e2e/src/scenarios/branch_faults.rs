@@ -87,7 +87,7 @@ pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
             *all += 1;
         }
         source.whole_chain().await?;
-        end(source.vm).await?;
+        source.vm.remove().await?;
         let done = total.min(first + ROUNDS_A_SOURCE);
         eprintln!("{done} faults after {:.0?}", started.elapsed());
     }
@@ -147,7 +147,7 @@ async fn child_is_whole(kit: &Kit, source: &mut Source) -> anyhow::Result<()> {
     let cut = source.vm.branch_to(source.changes()).await?;
     let child = kit.fork_named(&cut, "after-a-fault").await?;
     goes_on(&child, source.load, source.count).await?;
-    end(child).await
+    child.remove().await
 }
 
 /// A machine under load.
@@ -209,24 +209,6 @@ async fn goes_on(vm: &Vm, load: u64, count: u64) -> anyhow::Result<u64> {
     tokio::time::timeout(Duration::from_secs(120), coming)
         .await
         .context("the load does not go on")?
-}
-
-async fn end(vm: Vm) -> anyhow::Result<()> {
-    vm.kill();
-    let gone = async {
-        while procfs::is_alive(vm.pid()) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(SETTLE_LIMIT, gone)
-        .await
-        .context("a killed VMM does not end")?;
-    for disk in vm.disks().await {
-        let top = disk.layers.last().context("a disk without a layer")?;
-        std::fs::remove_file(top)?;
-    }
-    std::fs::remove_dir_all(vm.folder())?;
-    Ok(())
 }
 
 /// Half a cut is refused, and removed.
@@ -323,7 +305,7 @@ async fn child_killed(kit: &Kit, source: &Source, random: &mut StdRng) -> anyhow
     };
     child.kill();
     child.wait_end().await?;
-    end(child).await?;
+    child.remove().await?;
     Ok(answered.is_none())
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use forkd_guest_proto::{ShutdownMode, ShutdownRequest};
-use forkd_testkit::{BootOptions, Disk, Kit, Root, Vm};
+use forkd_testkit::{BootOptions, Disk, Kit, Root, SmallDisk, Vm};
 use forkd_vmm_proto::StopCause;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -16,6 +16,7 @@ use crate::scenario::{Run, times};
 
 const SIZE: u64 = 128 << 20;
 const LIMIT: u64 = 32 << 20;
+const HOST_MIB: u32 = 32;
 const BLOCK: usize = 4096;
 
 /// `/dev/vdb` takes writes, `/dev/vdc` refuses them, `/dev/vdd` takes 32 MiB of them.
@@ -49,6 +50,33 @@ pub async fn three_more_disks(run: Run) -> anyhow::Result<()> {
     let kept = vm.sh("cat /root/kept").await?;
     ensure!(kept == "on the root disk", "{kept:?}");
     Ok(())
+}
+
+/// The host's own file system fills up under a guest: the guest is told, goes on, and writes again when there is space.
+pub async fn full_host(run: Run) -> anyhow::Result<()> {
+    let kit = &run.kit;
+    let small = SmallDisk::mount(kit.folder("small")?, HOST_MIB)?;
+    let root = Disk::over(&kit.assets.image, "root").with_new_layer(&small.folder)?;
+    let data = Disk::empty(&small.folder, "data", SIZE)?;
+    let vm = boot(kit, Root::Disk(root), vec![data]).await?;
+    // Past the page cache: what is not on the disk is an error at once.
+    let fill = "dd if=/dev/urandom of=/dev/vdb bs=64k count=1024 oflag=direct 2>&1; echo $?";
+    let said = vm.sh(fill).await?;
+    ensure!(
+        said.contains("error") && said.ends_with('1'),
+        "64 MiB fitted into {HOST_MIB}: {said}"
+    );
+    // Its own file system may give up, its programs do not.
+    let said = vm
+        .sh("head -c 8000000 /dev/urandom > /root/more; sync; echo alive")
+        .await?;
+    ensure!(said.ends_with("alive"), "{said}");
+    small.resize(4 * HOST_MIB)?;
+    let said = vm.sh(fill).await?;
+    ensure!(said.ends_with('0'), "there is space again: {said}");
+    vm.stop().await?;
+    drop(vm);
+    small.remove()
 }
 
 async fn boot(kit: &Kit, root: Root, disks: Vec<Disk>) -> anyhow::Result<Vm> {

@@ -47,7 +47,7 @@ fn everyday() -> Vec<Scenario> {
         pty: screen_programs;
         interp: state_errors_interrupts_and_death;
         net: tcp_through_a_tap, tcp_through_a_socket;
-        disk: three_more_disks;
+        disk: three_more_disks, full_host;
         life: pause_resume_and_the_power_button, every_end_has_its_code, adopted_by_the_next_controller,
             no_orphans;
         hostile: rubbish_in_registers_and_queues, fork_bomb_and_no_memory, rubbish_for_the_agent,

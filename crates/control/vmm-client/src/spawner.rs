@@ -65,6 +65,9 @@ pub struct Ended {
     pub how: HowEnded,
 }
 
+/// What the kernel calls the program's process.
+const PROGRAM: &str = "forkd-spawn";
+
 /// A connection to `forkd-spawn`.
 #[derive(Debug)]
 pub struct Spawner {
@@ -80,11 +83,20 @@ impl Incoming for FromSpawn {
     }
 }
 
-/// Ends the process that listens there, and with it the VMs it has. Answers when it is gone.
+/// Ends the `forkd-spawn` that listens there, and with it the VMs it has. Answers when it is gone. Whoever else listens is
+/// left alone.
 pub fn end_spawner(path: &Path) -> io::Result<()> {
     let socket = dial(path)?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()))?;
+    if name.trim_end() != PROGRAM {
+        let text = format!(
+            "process {} is {name:?}, not {PROGRAM}",
+            pid.as_raw_nonzero()
+        );
+        return Err(io::Error::other(text));
+    }
     pidfd_send_signal(&process, Signal::KILL)?;
     // Readable once the process has ended.
     let mut ended = [PollFd::new(&process, PollFlags::IN)];

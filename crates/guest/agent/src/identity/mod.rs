@@ -11,7 +11,6 @@ mod names;
 use std::time::{Duration, Instant};
 
 use forkd_guest_proto::{AgentError, IdentityReport, IdentityRequest, Reset};
-
 use rustix::time::ClockId;
 
 use crate::agent::{Agent, Role, run_directory};

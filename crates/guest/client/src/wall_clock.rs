@@ -2,7 +2,7 @@
 //!
 //! A time that is sent is late by the way of its message, and the first message to a child waits for the
 //! pages of half the guest. So the clock is set once, then read back and moved by the difference: a move is
-//! right however long its message takes, and a reading is off by at most half its round trip.
+//! right however long its message takes, and readings bound how far the clock is off by the ways of their messages.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -32,7 +32,7 @@ impl Client {
             .identity(IdentityRequest { unix_ns, ..request })
             .await?;
         let clock_within = match (report.clock_step_ns, report.unix_ns) {
-            (Some(_), Some(guest)) => Some(self.correct_clock(now().saturating_sub(guest)).await?),
+            (Some(_), Some(guest)) => Some(self.correct_clock(guest, now()).await?),
             _ => None,
         };
         Ok(Identified {
@@ -41,53 +41,68 @@ impl Client {
         })
     }
 
-    /// Moves the guest's clock by `correction`, then by what its readings ask for.
-    async fn correct_clock(&self, mut correction: i64) -> Result<Duration, Error> {
-        let mut estimate = Estimate::default();
+    /// Moves the guest's clock to ours. It said `guest` some time before `after`.
+    async fn correct_clock(&self, guest: i64, after: i64) -> Result<Duration, Error> {
+        let mut estimate = Estimate::until(guest, after);
+        let mut wanted = estimate.highest;
         for _ in 0..READINGS {
             let before = now();
-            let guest = self.clock(shift(correction)).await?.unix_ns;
-            let after = now();
-            correction = estimate.correction(before, guest, after);
-            if estimate.off_at_most(correction) <= CLOSE_NS {
-                return Ok(within(estimate.off_at_most(correction)));
+            let guest = self.clock(shift(estimate.move_to(wanted))).await?.unix_ns;
+            estimate.read(before, guest, now());
+            wanted = estimate.middle();
+            if estimate.off_at_most() <= CLOSE_NS {
+                return Ok(within(estimate.off_at_most()));
             }
         }
-        if correction != 0 {
-            self.clock(shift(correction)).await?;
-        }
-        Ok(within(estimate.off_at_most(0)))
+        self.clock(shift(estimate.move_to(wanted))).await?;
+        Ok(within(estimate.off_at_most()))
     }
 }
 
-/// How sharp the sharpest reading was.
+/// How far the guest's clock was behind ours when it was first read.
+///
+/// Every reading bounds it from both sides, by the way there and by the way back. The bounds of different readings
+/// belong together: the quickest way there and the quickest way back need not be of the same one.
 struct Estimate {
-    uncertainty: i64,
-}
-
-impl Default for Estimate {
-    fn default() -> Self {
-        Self {
-            uncertainty: i64::MAX,
-        }
-    }
+    lowest: i64,
+    highest: i64,
+    /// How far the clock has been moved since.
+    moved: i64,
 }
 
 impl Estimate {
-    /// What a reading asks for: the guest's clock said `guest` between `before` and `after`. Nothing when
-    /// an earlier one was sharper.
-    fn correction(&mut self, before: i64, guest: i64, after: i64) -> i64 {
-        let uncertainty = after.saturating_sub(before).max(0) / 2;
-        if uncertainty >= self.uncertainty {
-            return 0;
+    /// The clock said `guest` some time before `after`.
+    fn until(guest: i64, after: i64) -> Self {
+        Self {
+            lowest: i64::MIN,
+            highest: after.saturating_sub(guest),
+            moved: 0,
         }
-        self.uncertainty = uncertainty;
-        before.saturating_add(uncertainty).saturating_sub(guest)
     }
 
-    /// How far a clock can be off that needs this correction and does not get it.
-    fn off_at_most(&self, correction: i64) -> i64 {
-        self.uncertainty.saturating_add(correction.saturating_abs())
+    /// The clock said `guest` between `before` and `after`.
+    fn read(&mut self, before: i64, guest: i64, after: i64) {
+        let unmoved = guest.saturating_sub(self.moved);
+        self.lowest = self.lowest.max(before.saturating_sub(unmoved));
+        self.highest = self.highest.min(after.saturating_sub(unmoved));
+    }
+
+    fn middle(&self) -> i64 {
+        self.lowest.midpoint(self.highest)
+    }
+
+    /// The step that moves the clock so far in all.
+    fn move_to(&mut self, wanted: i64) -> i64 {
+        let step = wanted.saturating_sub(self.moved);
+        self.moved = wanted;
+        step
+    }
+
+    /// How far the clock is off at most, where it stands now.
+    fn off_at_most(&self) -> i64 {
+        let over = self.moved.saturating_sub(self.lowest);
+        let under = self.highest.saturating_sub(self.moved);
+        over.max(under).max(0)
     }
 }
 
@@ -118,30 +133,40 @@ mod tests {
     #[test]
     fn a_clock_that_is_read_and_moved_is_within_what_is_said() {
         // The way to the guest, the way back, both milliseconds.
-        let ways = [(400, 20), (35, 5), (60, 90), (9, 1), (2, 1)];
+        let ways = [(35, 5), (60, 90), (9, 30), (40, 1)];
         let mut host = 1_000_000 * MS;
         let mut off = -567 * MS;
-        let mut estimate = Estimate::default();
-        let mut correction = 0;
+        let guest = host - 20 * MS + off;
+        let mut estimate = Estimate::until(guest, host);
+        let mut wanted = estimate.highest;
         for (there, back) in ways {
             let before = host;
-            off += correction;
+            off += estimate.move_to(wanted);
             let guest = before + there * MS + off;
             host += (there + back) * MS;
-            correction = estimate.correction(before, guest, host);
-            assert!(off.abs() <= estimate.off_at_most(correction));
+            estimate.read(before, guest, host);
+            assert!(off.abs() <= estimate.off_at_most(), "{off}");
+            wanted = estimate.middle();
         }
-        off += correction;
-        assert!(off.abs() <= estimate.off_at_most(0));
-        assert!(off.abs() <= 3 * MS / 2, "{off}");
+        off += estimate.move_to(wanted);
+        assert!(off.abs() <= estimate.off_at_most());
+        // Nine milliseconds there at best, one back.
+        assert_eq!(estimate.off_at_most(), 5 * MS);
     }
 
     #[test]
     fn a_guest_that_lies_gets_a_number() {
-        for guest in [i64::MIN, -1, 0, i64::MAX] {
-            let mut estimate = Estimate::default();
-            let correction = estimate.correction(0, guest, i64::MAX);
-            assert!(estimate.off_at_most(correction) >= 0);
+        let values = [i64::MIN, -1, 0, i64::MAX];
+        for first in values {
+            for second in values {
+                let mut estimate = Estimate::until(first, i64::MAX);
+                let wanted = estimate.highest;
+                estimate.move_to(wanted);
+                estimate.read(0, second, i64::MAX);
+                let wanted = estimate.middle();
+                estimate.move_to(wanted);
+                assert!(estimate.off_at_most() >= 0);
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::support::{deaf_network, freeze, warm_python};
 
 const AT_ONCE: usize = 4;
 /// How far two clocks may part between a child's start and the look at it.
-const DRIFT_NS: i64 = 3_000_000;
+const DRIFT_NS: i64 = 15_000_000;
 
 /// Draws from every generator, in the interpreter that was warm in the parent.
 const DRAW: &str = r"

@@ -94,10 +94,9 @@ by_socket() {
 killed() {
     local before
     before=$(main_pid)
-    kill_inside "$1" "$before"
+    inside kill "-$1" "$before"
     other_than "$before"
 }
-kill_inside() { inside kill "-$1" "$2"; }
 restarted() {
     local before
     before=$(main_pid)

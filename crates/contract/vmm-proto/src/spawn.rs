@@ -57,7 +57,7 @@ pub enum SpawnCommand {
         /// Start after this id, in their order; `None` starts at the first.
         after: Option<SandboxId>,
     },
-    /// End a VMM process with `SIGKILL`.
+    /// End a VMM process with `SIGKILL`. Answered when it has ended and its id is free again.
     Kill {
         /// Whose.
         id: SandboxId,

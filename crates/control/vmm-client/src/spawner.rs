@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use forkd_types::SandboxId;
 use forkd_vmm_proto::Shape;
@@ -43,7 +44,16 @@ pub enum SpawnerError {
         /// What it said.
         reply: Box<SpawnReply>,
     },
+    /// A process was killed and does not go.
+    #[error("the process of {id} is still there {} s after it was killed", KILL.as_secs())]
+    StillThere {
+        /// Whose.
+        id: SandboxId,
+    },
 }
+
+/// How long a killed process may take to give its memory back.
+const KILL: Duration = Duration::from_secs(60);
 
 /// A VM and its control socket.
 #[derive(Debug)]
@@ -176,9 +186,11 @@ impl Spawner {
         }
     }
 
-    /// Ends a VM's process.
+    /// Ends a VM's process. Answers when it is gone.
     pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
-        self.done(SpawnCommand::Kill { id: id.clone() }).await
+        let kill = self.done(SpawnCommand::Kill { id: id.clone() });
+        let still_there = |_| SpawnerError::StillThere { id: id.clone() };
+        tokio::time::timeout(KILL, kill).await.map_err(still_there)?
     }
 
     /// How the pools stand.

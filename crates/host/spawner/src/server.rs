@@ -84,6 +84,8 @@ struct Entry {
     process: Process,
     shape: Shape,
     state: State,
+    /// Client and number of each request that waits for its end.
+    killers: Vec<(u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -249,7 +251,10 @@ impl Server {
                 Err(error) => Err(error),
             },
             SpawnCommand::Adopt { after } => return self.adopt(client, seq, after.as_ref()),
-            SpawnCommand::Kill { id } => self.kill(&id),
+            SpawnCommand::Kill { id } => match self.kill(client, seq, &id) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
             SpawnCommand::Status => Ok(SpawnReply::Status(self.status())),
         };
         self.send(client, &FromSpawn::Response { seq, result }, Vec::new());
@@ -391,16 +396,16 @@ impl Server {
         self.send(client, &FromSpawn::Response { seq, result }, sockets);
     }
 
-    fn kill(&mut self, id: &SandboxId) -> Result<SpawnReply, SpawnError> {
+    /// Answered by [`Self::process_ended`]: whoever is told "done" may use the id again.
+    fn kill(&mut self, client: u64, seq: u64, id: &SandboxId) -> Result<(), SpawnError> {
         let entry = self
             .live
             .get(id)
-            .and_then(|number| self.processes.get(number));
-        entry
-            .ok_or_else(|| SpawnError::Unknown { id: id.clone() })?
-            .process
-            .kill();
-        Ok(SpawnReply::Done)
+            .and_then(|number| self.processes.get_mut(number))
+            .ok_or_else(|| SpawnError::Unknown { id: id.clone() })?;
+        entry.process.kill();
+        entry.killers.push((client, seq));
+        Ok(())
     }
 
     fn status(&self) -> SpawnStatus {
@@ -456,6 +461,7 @@ impl Server {
                 process,
                 shape,
                 state,
+                killers: Vec::new(),
             },
         );
         Ok(())
@@ -550,7 +556,7 @@ impl Server {
     }
 
     fn process_ended(&mut self, number: u64) {
-        let Some(entry) = self.processes.get(&number) else {
+        let Some(entry) = self.processes.get_mut(&number) else {
             return;
         };
         let Some(how) = entry.process.reap() else {
@@ -565,8 +571,13 @@ impl Server {
             }
             State::Live(id) => {
                 let (id, pid) = (id.clone(), entry.process.pid());
+                let killers = std::mem::take(&mut entry.killers);
                 self.live.remove(&id);
                 self.processes.remove(&number);
+                for (client, seq) in killers {
+                    let result = Ok(SpawnReply::Done);
+                    self.send(client, &FromSpawn::Response { seq, result }, Vec::new());
+                }
                 self.tell_all(&id, pid, how);
             }
         }

@@ -166,3 +166,20 @@ pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("some of {pids:?} live on ({running:?}, {paused:?})"))
 }
+
+/// A workspace is resumed under the id it had: whoever was told that a VM is ended starts the next one at once.
+pub async fn a_killed_id_is_free(run: Run) -> anyhow::Result<()> {
+    let vm = run.kit.boot_without_agent(BootOptions::default()).await?;
+    let (id, shape) = (vm.process.id.clone(), vm.process.shape);
+    let spawner = &run.kit.spawner;
+    for round in 0..10 {
+        spawner.kill(&id).await?;
+        let again = spawner.take(shape, std::slice::from_ref(&id)).await;
+        let taken = again.with_context(|| format!("round {round}"))?;
+        ensure!(taken.len() == 1, "{} shells", taken.len());
+    }
+    spawner.kill(&id).await?;
+    let status = spawner.status().await?;
+    ensure!(status.live == 0, "{} are live", status.live);
+    Ok(())
+}

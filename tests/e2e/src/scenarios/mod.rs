@@ -49,7 +49,7 @@ fn everyday() -> Vec<Scenario> {
         net: tcp_through_a_tap, tcp_through_a_socket;
         disk: three_more_disks, full_host;
         life: pause_resume_and_the_power_button, every_end_has_its_code, adopted_by_the_next_controller,
-            no_orphans;
+            no_orphans, a_killed_id_is_free;
         hostile: rubbish_in_registers_and_queues, fork_bomb_and_no_memory, rubbish_for_the_agent,
             console_flood;
         overhead: memory_of_the_vmm;

@@ -190,7 +190,9 @@ impl Spawner {
     pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
         let kill = self.done(SpawnCommand::Kill { id: id.clone() });
         let still_there = |_| SpawnerError::StillThere { id: id.clone() };
-        tokio::time::timeout(KILL, kill).await.map_err(still_there)?
+        tokio::time::timeout(KILL, kill)
+            .await
+            .map_err(still_there)?
     }
 
     /// How the pools stand.

@@ -110,8 +110,8 @@ daemon_cases() {
     daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \
         "$bin/forkd machine exec --no-sync --" "$restart"
     if [ -n "$soak" ]; then
-        python=$(clients_python schemathesis)
-        daemon_case "daemon: requests made from the document" bash "$clients/document.sh" "$(dirname "$python")/schemathesis" "$url"
+        python=$(clients_python schemathesis==4.32.5)
+        daemon_case "daemon: requests made from the document" python3 "$clients/document.py" "$(dirname "$python")/schemathesis" "$url" "$tag"
         systemd_case
     fi
 }

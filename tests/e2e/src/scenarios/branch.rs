@@ -6,6 +6,7 @@ use anyhow::{Context, bail, ensure};
 use forkd_guest_client::{Exec, Output};
 use forkd_guest_proto::{ExecRequest, ProcessState};
 use forkd_testkit::{BootOptions, CutFiles, Frozen, Kit, Vm};
+use forkd_vmm_proto::Command;
 
 use super::load::check_chain;
 use crate::scenario::{Run, times};
@@ -52,10 +53,13 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
         pauses.push(cut.report.pause_us);
         let child = kit.fork_named(&cut, &format!("branch-{number}")).await?;
         // The child goes on from the instant of the cut, the source as if nothing had happened.
-        for vm in [&child, &source] {
+        for (vm, other) in [(&child, &source), (&source, &child)] {
+            // Two machines that are both busy take each other's time.
+            other.vmm.run(Command::Pause, &[]).await?;
             advances(vm, count).await?;
             ledger_advances(vm, entries).await?;
             runs_on(vm, &running).await?;
+            other.vmm.run(Command::Resume, &[]).await?;
         }
         apart(&child, &source, number).await?;
         if number % 10 == 9 {

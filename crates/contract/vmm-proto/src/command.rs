@@ -100,10 +100,10 @@ pub enum Reply {
     Status(Status),
     /// To `Counters`.
     Counters(Counters),
-    /// To `Cut`, once everything is written. [`crate::Event::CutTaken`] comes before it, as soon as the VM
-    /// runs again.
+    /// To `Cut`, once everything is written. [`crate::Event::CutTaken`] comes before it, as soon as the
+    /// instant is captured.
     Cut(CutReport),
-    /// To `Checkpoint`, once its memory is kept.
+    /// To `Checkpoint`, once its memory is kept. [`crate::Event::CutTaken`] comes before it unless nothing has changed.
     Checkpoint(CheckpointReport),
     /// To `Rollback`.
     Rollback(RollbackReport),

@@ -10,11 +10,12 @@ pub enum Event {
     /// The agent in the guest has connected to [`crate::READY_PORT`], or a guest without sockets has
     /// written to [`crate::READY_IO_PORT`].
     AgentReady,
-    /// A cut is captured and the guest runs again; its files are still being written.
+    /// The instant of a cut or a checkpoint is captured: the new disk layers are in use, and the guest runs again unless it
+    /// is to stay paused. Files are still being written.
     CutTaken {
         /// The number of the request that asked for it.
         seq: u64,
-        /// How long the guest was stopped, in microseconds.
+        /// How long the guest was stopped, in microseconds; 0 if it stays so.
         pause_us: u64,
     },
     /// The guest connected to a host port other than the ready port; one end of the stream comes along as

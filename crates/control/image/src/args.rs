@@ -37,6 +37,8 @@ pub enum Command {
     Initramfs(InitramfsArgs),
     /// A root image out of a recipe.
     Build(BuildArgs),
+    /// Kernel, initramfs and the image of a recipe where a daemon looks for them.
+    Install(InstallArgs),
     /// The image of the machine that `forkd machine` starts.
     Machine(MachineArgs),
 }
@@ -89,6 +91,21 @@ pub struct BuildArgs {
     /// Copy the disk here as well, and its record beside it with the ending .json.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+}
+
+/// Arguments of `install`.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct InstallArgs {
+    /// The folder of a recipe, or the name of one that comes with the program: python-numpy.
+    pub recipe: String,
+    /// The daemon's --data-dir.
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/forkd",
+        env = "FORKD_DATA_DIR"
+    )]
+    pub data_dir: PathBuf,
 }
 
 /// Arguments of `machine`.

@@ -6,6 +6,7 @@ use forkd_image::cache::Cache;
 use forkd_image::debian::bootstrap::DebianRoot;
 use forkd_image::debian::mirror::{Mirror, MirrorChoice};
 use forkd_image::error::Error;
+use forkd_image::image::Image;
 use forkd_image::initramfs::Flavour;
 use forkd_image::kernel::Kernel;
 use forkd_image::progress::Progress;
@@ -14,7 +15,8 @@ use forkd_image::{export, image, initramfs, kernel, machine};
 use serde_json::{Value, json};
 
 use crate::args::{
-    Args, BuildArgs, Command, FlavourArg, InitramfsArgs, KernelArgs, MachineArgs, OwnKernel,
+    Args, BuildArgs, Command, FlavourArg, InitramfsArgs, InstallArgs, KernelArgs, MachineArgs,
+    OwnKernel,
 };
 
 struct Context<'a> {
@@ -49,6 +51,7 @@ pub fn run(args: &Args) -> Result<(), Error> {
         Command::Kernel(args) => context.kernel(args)?,
         Command::Initramfs(args) => context.initramfs(args)?,
         Command::Build(args) => context.build(args)?,
+        Command::Install(args) => context.install(args)?,
         Command::Machine(args) => context.machine(args)?,
     };
     if args.json {
@@ -121,8 +124,8 @@ impl Context<'_> {
         })
     }
 
-    fn build(&self, args: &BuildArgs) -> Result<Answer, Error> {
-        let recipe = Recipe::find(&args.recipe)?;
+    fn image(&self, recipe: &str) -> Result<Image, Error> {
+        let recipe = Recipe::find(recipe)?;
         let source = DebianRoot {
             recipe: &recipe,
             cache: &self.cache,
@@ -131,6 +134,11 @@ impl Context<'_> {
         };
         let refresh = self.args.refresh;
         let image = image::build(&self.cache, &recipe, &source, refresh, &self.progress)?;
+        Ok(image)
+    }
+
+    fn build(&self, args: &BuildArgs) -> Result<Answer, Error> {
+        let image = self.image(&args.recipe)?;
         let beside = args.out.as_ref().map(|out| out.with_extension("json"));
         let disk = exported(&image.disk(), args.out.as_deref())?;
         let record = exported(&image.folder.join(image::RECORD), beside.as_deref())?;
@@ -143,6 +151,33 @@ impl Context<'_> {
                 "packages": image.record.packages.len(),
             }),
             path: disk,
+        })
+    }
+
+    fn install(&self, args: &InstallArgs) -> Result<Answer, Error> {
+        let kernel = self.debian_kernel()?;
+        let agent = agent(None)?;
+        let initramfs =
+            initramfs::build(&self.cache, &kernel, &agent, Flavour::Guest, &self.progress)?;
+        let image = self.image(&args.recipe)?;
+        let kernels = args.data_dir.join("kernels");
+        let folder = args.data_dir.join("images").join(&image.record.name);
+        export::copy(&kernel.folder.join("vmlinux"), &kernels.join("vmlinux"))?;
+        export::copy(&initramfs, &kernels.join("initramfs.cpio"))?;
+        export::copy(&image.disk(), &folder.join(image::DISK))?;
+        // Last: an image counts as installed when its record is there.
+        export::copy(
+            &image.folder.join(image::RECORD),
+            &folder.join(image::RECORD),
+        )?;
+        Ok(Answer {
+            json: json!({
+                "image": folder,
+                "kernel": kernels.join("vmlinux"),
+                "initramfs": kernels.join("initramfs.cpio"),
+                "name": image.record.name,
+            }),
+            path: folder,
         })
     }
 

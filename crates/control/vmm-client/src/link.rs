@@ -10,7 +10,7 @@ use forkd_vmm_proto::{WireError, decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::socket::Socket;
@@ -33,6 +33,25 @@ pub enum LinkError {
 pub trait Incoming: DeserializeOwned + Send + 'static {
     /// The number of the request this answers; `None` for what comes unasked.
     fn answers(&self) -> Option<u64>;
+
+    /// Whether a guest can make as many of these as it likes.
+    fn is_guest_made(&self) -> bool {
+        false
+    }
+}
+
+/// What a guest makes while nobody listens is dropped past this, with the descriptors that come along.
+const MAX_GUEST_MADE: usize = 64;
+
+/// A message that came unasked.
+#[derive(Debug)]
+pub struct Unasked<M> {
+    /// What it says.
+    pub message: M,
+    /// What came along.
+    pub fds: Vec<OwnedFd>,
+    /// Given back when it is taken out of the queue.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// A message and its descriptors.
@@ -53,10 +72,7 @@ impl<M: Incoming> Link<M> {
     /// Takes over a connected socket. What comes unasked goes to the returned channel, which closes when
     /// the connection does. Numbers start at `first`, so that answers meant for an earlier owner of the
     /// socket are not taken for ours.
-    pub fn new(
-        fd: OwnedFd,
-        first: u64,
-    ) -> io::Result<(Self, mpsc::UnboundedReceiver<Delivered<M>>)> {
+    pub fn new(fd: OwnedFd, first: u64) -> io::Result<(Self, mpsc::UnboundedReceiver<Unasked<M>>)> {
         let socket = Arc::new(Socket::new(fd)?);
         let waiting: Waiting<M> = Arc::new(Mutex::new(Some(HashMap::new())));
         let (unasked, receiver) = mpsc::unbounded_channel();
@@ -124,8 +140,9 @@ impl<M> Drop for Forget<'_, M> {
 async fn read<M: Incoming>(
     socket: Arc<Socket>,
     waiting: Waiting<M>,
-    unasked: mpsc::UnboundedSender<Delivered<M>>,
+    unasked: mpsc::UnboundedSender<Unasked<M>>,
 ) {
+    let places = Arc::new(Semaphore::new(MAX_GUEST_MADE));
     while let Ok(Some(packet)) = socket.recv().await {
         let Ok(message) = decode::<M>(&packet.bytes) else {
             break;
@@ -139,7 +156,19 @@ async fn read<M: Incoming>(
                 }
             }
             None => {
-                let _ = unasked.send((message, packet.fds));
+                let _place = match message.is_guest_made() {
+                    false => None,
+                    true => match Arc::clone(&places).try_acquire_owned() {
+                        Ok(place) => Some(place),
+                        Err(_) => continue,
+                    },
+                };
+                let fds = packet.fds;
+                let _ = unasked.send(Unasked {
+                    message,
+                    fds,
+                    _place,
+                });
             }
         }
     }

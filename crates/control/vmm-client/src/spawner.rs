@@ -18,7 +18,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-use crate::link::{Delivered, Incoming, Link, LinkError};
+use crate::link::{Incoming, Link, LinkError, Unasked};
 
 /// Why `forkd-spawn` did not do what it was asked.
 #[derive(Debug, Error)]
@@ -225,14 +225,14 @@ impl Spawner {
 /// The ends of VMs, as they come.
 #[derive(Debug)]
 pub struct Endings {
-    receiver: mpsc::UnboundedReceiver<Delivered<FromSpawn>>,
+    receiver: mpsc::UnboundedReceiver<Unasked<FromSpawn>>,
 }
 
 impl Endings {
     /// The next VM that ends; `None` once `forkd-spawn` is gone.
     pub async fn next(&mut self) -> Option<Ended> {
         loop {
-            if let (FromSpawn::Exited { id, pid, how }, _) = self.receiver.recv().await? {
+            if let FromSpawn::Exited { id, pid, how } = self.receiver.recv().await?.message {
                 return Some(Ended { id, pid, how });
             }
         }

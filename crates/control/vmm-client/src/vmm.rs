@@ -6,7 +6,7 @@ use forkd_vmm_proto::{Command, Event, FromVmm, Reply, Request, VmmError};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-use crate::link::{Delivered, Incoming, Link, LinkError};
+use crate::link::{Incoming, Link, LinkError, Unasked};
 
 /// Why a VMM did not do what it was asked.
 #[derive(Debug, Error)]
@@ -47,6 +47,15 @@ impl Incoming for FromVmm {
             Self::Event(_) => None,
         }
     }
+
+    fn is_guest_made(&self) -> bool {
+        matches!(
+            self,
+            Self::Event(
+                Event::AgentReady | Event::VsockConnect { .. } | Event::DeviceFailed { .. }
+            )
+        )
+    }
 }
 
 impl Vmm {
@@ -86,17 +95,18 @@ impl Vmm {
 /// What a VMM says unasked.
 #[derive(Debug)]
 pub struct VmmEvents {
-    receiver: mpsc::UnboundedReceiver<Delivered<FromVmm>>,
+    receiver: mpsc::UnboundedReceiver<Unasked<FromVmm>>,
 }
 
 impl VmmEvents {
     /// The next event; `None` once the VMM is gone.
     pub async fn next(&mut self) -> Option<VmmEvent> {
         loop {
-            if let (FromVmm::Event(event), fds) = self.receiver.recv().await? {
+            let unasked = self.receiver.recv().await?;
+            if let FromVmm::Event(event) = unasked.message {
                 return Some(VmmEvent {
                     event,
-                    fd: fds.into_iter().next(),
+                    fd: unasked.fds.into_iter().next(),
                 });
             }
         }

@@ -246,10 +246,11 @@ impl Shared {
         }
     }
 
-    fn want(&self, phase: Phase) -> io::Result<()> {
+    /// Sets what is wanted, unless that is the end already.
+    fn ask(&self, phase: Phase) -> io::Result<Option<std::sync::MutexGuard<'_, Phases>>> {
         let mut phases = self.lock();
         if phases.wanted == Phase::Stopped {
-            return Ok(());
+            return Ok(None);
         }
         phases.wanted = phase;
         self.yielding
@@ -258,6 +259,13 @@ impl Shared {
         if phase != Phase::Running {
             self.wake.signal()?;
         }
+        Ok(Some(phases))
+    }
+
+    fn want(&self, phase: Phase) -> io::Result<()> {
+        let Some(mut phases) = self.ask(phase)? else {
+            return Ok(());
+        };
         while phases.attached && phases.actual != phase && phases.wanted == phase {
             phases = self
                 .changed
@@ -269,6 +277,11 @@ impl Shared {
 }
 
 impl LoopHandle {
+    /// Asks the devices to stop soon, as [`LoopHandle::pause`] does, and does not wait for it.
+    pub fn ask_pause(&self) -> io::Result<()> {
+        self.0.ask(Phase::Paused).map(drop)
+    }
+
     /// Stops the devices between two requests. When this returns nothing is in flight and no device does
     /// anything until [`LoopHandle::resume`]. Not to be called from the device thread.
     pub fn pause(&self) -> io::Result<()> {

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 
 use forkd_sys::PageRange;
 use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 
 use crate::{ImageLayers, PAGE_SIZE};
 
@@ -111,12 +112,14 @@ fn data_in(file: impl AsFd, start: u64, end: u64) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut at = start;
     while at < end {
-        let Ok(data) = rustix::fs::seek(&file, SeekFrom::Data(at)) else {
-            // ENXIO: no data after this point. Anything else: a file that cannot tell, so all is data.
-            if rustix::fs::seek(&file, SeekFrom::End(0)).is_err() {
+        let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => break,
+            // A file that cannot tell, so all is data.
+            Err(_) => {
                 found.push((at, end));
+                break;
             }
-            break;
         };
         if data >= end {
             break;

@@ -58,7 +58,7 @@ impl Client {
             Ok(packet) => match decode(&buffer[..packet.len]) {
                 Ok(request) => Received::Message(request),
                 Err(error) => {
-                    eprintln!("forkd-spawn: a controller is disconnected: {error}");
+                    crate::say(&format!("a controller is disconnected: {error}"));
                     Received::Closed
                 }
             },
@@ -75,7 +75,7 @@ impl Client {
             }
             Ok(_) => self.overflowed = true,
             // Replies are bounded far below the limit of a packet, so this is our own mistake.
-            Err(error) => eprintln!("forkd-spawn: a reply does not encode: {error}"),
+            Err(error) => crate::say(&format!("a reply does not encode: {error}")),
         }
     }
 

@@ -9,6 +9,7 @@ mod pool;
 mod process;
 mod server;
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -74,8 +75,13 @@ fn raise_file_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        eprintln!("forkd-spawn: the limit on open files stays as it is: {error}");
+        say(&format!("the limit on open files stays as it is: {error}"));
     }
+}
+
+/// A line on standard error. A log that cannot be written, on a full disk, is no reason to end.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "forkd-spawn: {line}");
 }
 
 /// Listens on the path, taking the place of a socket that nobody listens on any more.

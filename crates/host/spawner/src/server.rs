@@ -202,7 +202,7 @@ impl Server {
             return;
         };
         if self.clients.len() >= MAX_CLIENTS {
-            eprintln!("forkd-spawn: a connection is refused: {MAX_CLIENTS} are open");
+            crate::say(&format!("a connection is refused: {MAX_CLIENTS} are open"));
             return;
         }
         let number = self.number();
@@ -427,7 +427,7 @@ impl Server {
         self.burst = None;
         for shape in self.pools.start_making(Instant::now()) {
             if let Err(error) = self.start(shape, true) {
-                eprintln!("forkd-spawn: a pool cannot be filled: {error}");
+                crate::say(&format!("a pool cannot be filled: {error}"));
                 self.pools.failed(&shape, Instant::now());
             }
         }
@@ -528,7 +528,7 @@ impl Server {
             return;
         };
         if for_pool {
-            eprintln!("forkd-spawn: a shell could not be made: {reason}");
+            crate::say(&format!("a shell could not be made: {reason}"));
             return self.pools.failed(&entry.shape, Instant::now());
         }
         let Some(at) = self

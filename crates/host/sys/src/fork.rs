@@ -23,6 +23,9 @@ pub enum ForkError {
     },
 }
 
+/// What a child ends with whose parent was gone before it began; nobody sees it.
+const ORPHAN: u8 = u8::MAX;
+
 /// A child that shares this process's memory as of the moment it was forked.
 #[derive(Debug)]
 pub struct ChildWriter {
@@ -37,6 +40,7 @@ impl ChildWriter {
     /// The child is a copy of a process with several threads of which only this one goes on, so `work`
     /// must neither allocate nor take a lock: another thread may have held it at the moment of the fork.
     pub fn fork(work: impl FnOnce() -> u8) -> Result<Self, ForkError> {
+        let parent = rustix::process::getpid();
         let mut pidfd: libc::c_int = -1;
         let flags = libc::CLONE_PIDFD as libc::c_long | libc::SIGCHLD as libc::c_long;
         // SAFETY: without CLONE_VM and with no stack given this is fork(2): the child goes on with a
@@ -49,7 +53,9 @@ impl ChildWriter {
         if pid == 0 {
             // SAFETY: plain system calls; the child has no other threads.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
-            let status = work();
+            // Nobody is told of a parent that was gone before.
+            let orphan = rustix::process::getppid() != Some(parent);
+            let status = if orphan { ORPHAN } else { work() };
             // SAFETY: ends the child without running exit handlers that belong to the parent.
             unsafe { libc::syscall(libc::SYS_exit_group, libc::c_int::from(status)) };
             unreachable!("exit_group returned");

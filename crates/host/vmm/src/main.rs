@@ -1,5 +1,6 @@
 //! The program `forkd-vmm`: one microVM.
 
+use std::io::Write;
 use std::process;
 
 use forkd_sys::{
@@ -39,6 +40,7 @@ fn main() {
 fn run(control_fd: i32, kvm_fd: Option<i32>, seccomp: bool) -> ExitCode {
     use_one_heap();
     init_log();
+    end_on_panic();
     ignore_sigpipe();
     let started = start(control_fd, kvm_fd, seccomp);
     let session = match started {
@@ -52,6 +54,14 @@ fn run(control_fd: i32, kvm_fd: Option<i32>, seccomp: bool) -> ExitCode {
         tracing::error!("the control loop ended: {}", chain(&error));
         ExitCode::Internal
     })
+}
+
+/// A thread that panics would leave a machine of which a part stands still and nobody is told.
+fn end_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        let _ = writeln!(std::io::stderr(), "forkd-vmm: {panic}");
+        process::exit(ExitCode::Internal as i32);
+    }));
 }
 
 fn start(

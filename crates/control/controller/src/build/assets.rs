@@ -133,7 +133,10 @@ async fn image(app: &Arc<App>, name: &Tag) -> Result<(PathBuf, PathBuf), Error> 
                     "image {name} is not installed and could not be made: {}",
                     error.chain()
                 ),
-                "GET /v1/images (forkd images --images) lists what is installed",
+                format!(
+                    "install it with `forkd-image install {name} --data-dir {}`; `forkd images --images` lists what there is",
+                    app.config.data_dir.display()
+                ),
             )
         })?;
     match (path_of(&made, "disk"), path_of(&made, "record")) {

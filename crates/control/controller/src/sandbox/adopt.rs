@@ -10,7 +10,7 @@ use forkd_vmm_client::{Taken, Vmm};
 use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
 
 use super::checkpoint::CheckpointAsk;
-use super::driver::{Ask, Owned, drive};
+use super::driver::{Ask, Owned, drive, until_removed};
 use super::entry::Sandbox;
 use super::state::{Phase, Step};
 use crate::app::App;
@@ -196,7 +196,7 @@ fn failed(app: &Arc<App>, mut record: SandboxRecord, how: Option<&str>) {
     let app = Arc::clone(app);
     tokio::spawn(async move {
         app.write_down(record).await;
-        sandbox.stop.cancelled().await;
+        until_removed(&sandbox).await;
         sandbox.step(Step::Stop);
         let nothing = app.store.hold([]);
         app.forget(&sandbox, nothing).await;

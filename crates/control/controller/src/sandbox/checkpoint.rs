@@ -10,11 +10,12 @@ use std::time::Instant;
 use forkd_api::{CheckpointInfo, ErrorCode, EventKind, RollbackInfo};
 use forkd_vmm_client::VmmCallError;
 use forkd_vmm_proto::{
-    CheckpointReport, CheckpointSpec, Command, Reply, RollbackReport, RollbackSpec,
+    CheckpointReport, CheckpointSpec, Command, Event, Reply, RollbackReport, RollbackSpec,
 };
 use tokio::sync::oneshot;
 
 use super::driver::{Ended, Owned};
+use super::entry::Sandbox;
 use super::identity;
 use super::state::Step;
 use crate::app::App;
@@ -47,6 +48,17 @@ pub enum CheckpointAsk {
         /// Told when it is forgotten.
         done: oneshot::Sender<Result<(), Error>>,
     },
+}
+
+impl CheckpointAsk {
+    /// Answers with an error. Nobody may be waiting.
+    pub(super) fn refuse(self, error: Error) {
+        match self {
+            Self::Make { done, .. } => drop(done.send(Err(error))),
+            Self::Rollback { done, .. } => drop(done.send(Err(error))),
+            Self::Drop { done, .. } => drop(done.send(Err(error))),
+        }
+    }
 }
 
 /// Carries a request out. An error is the end of the VM.
@@ -121,8 +133,10 @@ impl Work<'_> {
         let record = self.announce(&layers).await?;
         let report = match self.ask_checkpoint(&memory, &layers).await {
             Ok(report) => report,
-            Err(error) => {
-                if refused(&error) {
+            Err((error, taken)) => {
+                // Layers that came into use stay in the record: which of them did, the VMM has not said, and one too
+                // many is harmless.
+                if refused(&error) && !taken {
                     let unused = vec![false; layers.len()];
                     self.take_back(&layers, &unused, None).await?;
                 }
@@ -157,6 +171,8 @@ impl Work<'_> {
             .app
             .blocking(move |app| {
                 let path = app.dirs.vm(&record.id).join("checkpoint.memory");
+                // A daemon that died here leaves the name.
+                let _ = std::fs::remove_file(&path);
                 let memory = File::options()
                     .read(true)
                     .write(true)
@@ -215,24 +231,30 @@ impl Work<'_> {
         Ok(())
     }
 
+    /// An error comes with whether the instant was past.
     async fn ask_checkpoint(
         &mut self,
         memory: &File,
         layers: &[NewLayer],
-    ) -> Result<CheckpointReport, Error> {
+    ) -> Result<CheckpointReport, (Error, bool)> {
         let mut fds = FdList::default();
         let spec = CheckpointSpec {
             memory: fds.push(memory),
             new_layers: layers.iter().map(|(_, _, file)| fds.push(file)).collect(),
         };
-        let fds = fds.finish()?;
-        match self
+        let fds = fds.finish().map_err(|error| (error, false))?;
+        let mut taken = false;
+        let reply = self
             .owned
-            .call(&mut self.ended, Command::Checkpoint(spec), &fds)
-            .await?
-        {
-            Reply::Checkpoint(report) => Ok(report),
-            _ => Err(Error::Task),
+            .call_noting(&mut self.ended, Command::Checkpoint(spec), &fds, |event| {
+                taken |= matches!(event, Event::CutTaken { .. });
+            })
+            .await
+            .and_then(|reply| reply.map_err(Error::vmm("the checkpoint could not be kept")));
+        match reply {
+            Ok(Reply::Checkpoint(report)) => Ok(report),
+            Ok(_) => Err((Error::Task, taken)),
+            Err(error) => Err((error, taken)),
         }
     }
 
@@ -269,14 +291,7 @@ impl Work<'_> {
         self.settle(&target, &layers).await?;
         let sandbox = Arc::clone(&self.owned.sandbox);
         let app = Arc::clone(&self.owned.app);
-        // The guest has forgotten the connection to its agent.
-        sandbox.keep_agent(None).await;
-        let client = sandbox
-            .connect(app.config.ready_timeout)
-            .await
-            .map_err(|error| sandbox.unreachable(&error))?;
-        identity::renew(&client, &sandbox.id).await?;
-        sandbox.keep_agent(Some(client)).await;
+        greet_again(&app, &sandbox).await?;
         app.events.tell(
             EventKind::SandboxRolledBack,
             &sandbox.id,
@@ -382,7 +397,35 @@ impl Work<'_> {
     }
 }
 
-/// The VMM said no, so nothing has changed.
+/// Connects to the agent of a guest that went back, which has forgotten who was connected. The guest decides whether it
+/// answers; this is the owner's task, so it waits neither for ever nor for a sandbox that is being deleted.
+async fn greet_again(app: &App, sandbox: &Sandbox) -> Result<(), Error> {
+    sandbox.keep_agent(None).await;
+    let limit = app.config.ready_timeout;
+    let greeting = async {
+        let client = sandbox
+            .connect(limit)
+            .await
+            .map_err(|error| sandbox.unreachable(&error))?;
+        identity::renew(&client, &sandbox.id).await?;
+        sandbox.keep_agent(Some(client)).await;
+        Ok(())
+    };
+    tokio::select! {
+        () = sandbox.stop.cancelled() => Err(Error::Gone {
+            id: sandbox.id.clone(),
+            how: "it was deleted".into(),
+        }),
+        done = tokio::time::timeout(limit, greeting) => done.unwrap_or_else(|_| {
+            Err(Error::Timeout {
+                what: format!("the agent of {}", sandbox.id),
+                seconds: limit.as_secs(),
+            })
+        }),
+    }
+}
+
+/// The VMM said no.
 fn refused(error: &Error) -> bool {
     matches!(
         error,

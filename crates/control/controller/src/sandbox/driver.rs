@@ -24,6 +24,9 @@ const STOP: Duration = Duration::from_secs(2);
 /// How long a VMM may take to pause, resume or count.
 const QUICK: Duration = Duration::from_secs(10);
 
+/// How often the time of a sandbox that has ended is looked at.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// What can be asked of a sandbox's owner.
 #[derive(Debug)]
 pub enum Ask {
@@ -39,6 +42,19 @@ pub enum Ask {
     Counters(oneshot::Sender<Result<Counters, Error>>),
     /// Look again at when it expires.
     Rescheduled,
+}
+
+impl Ask {
+    /// Tells whoever waits that there is no VM any more. Nobody may be waiting.
+    fn refuse(self, sandbox: &Sandbox) {
+        match self {
+            Self::Branch(ask) => drop(ask.done.send(Err(sandbox.not_running()))),
+            Self::Checkpoint(ask) => ask.refuse(sandbox.not_running()),
+            Self::Pause(done) | Self::Resume(done) => drop(done.send(Err(sandbox.not_running()))),
+            Self::Counters(done) => drop(done.send(Err(sandbox.not_running()))),
+            Self::Rescheduled => {}
+        }
+    }
 }
 
 /// What only the owner has.
@@ -88,7 +104,8 @@ impl Owned {
         let mut cause = None;
         loop {
             tokio::select! {
-                reply = &mut call => return Ok(reply),
+                // What happened before the answer is noted before the answer is believed.
+                biased;
                 event = self.events.next() => match event.map(|event| event.event) {
                     Some(Event::Stopped { cause: found }) => cause = Some(found),
                     Some(event) => note(event),
@@ -97,6 +114,7 @@ impl Owned {
                         return Err(gone("the VM ended"));
                     }
                 },
+                reply = &mut call => return Ok(reply),
                 () = self.sandbox.stop.cancelled() => return Err(gone("it was deleted")),
             }
         }
@@ -129,7 +147,11 @@ pub async fn drive(mut owned: Owned, mut queue: mpsc::Receiver<Ask>) {
             }
             Next::Ended(cause) => {
                 fail(&owned, cause).await;
-                owned.sandbox.stop.cancelled().await;
+                queue.close();
+                while let Ok(ask) = queue.try_recv() {
+                    ask.refuse(&owned.sandbox);
+                }
+                until_removed(&owned.sandbox).await;
                 break;
             }
         }
@@ -139,9 +161,31 @@ pub async fn drive(mut owned: Owned, mut queue: mpsc::Receiver<Ask>) {
     end(owned).await;
 }
 
+/// How much time the sandbox has left, if that is limited.
+fn remaining(sandbox: &Sandbox) -> Option<Duration> {
+    let expires = sandbox.record().expires_at_unix?;
+    Some(Duration::from_secs(expires.saturating_sub(clock::unix())))
+}
+
+/// Waits until a sandbox whose VM has ended is deleted, or its time is over. It hears no requests any more, so a new
+/// time is noticed by looking.
+pub(super) async fn until_removed(sandbox: &Sandbox) {
+    while let left = remaining(sandbox).unwrap_or(LOOK).min(LOOK)
+        && !left.is_zero()
+    {
+        tokio::select! {
+            () = sandbox.stop.cancelled() => return,
+            () = tokio::time::sleep(left) => {}
+        }
+    }
+}
+
 async fn next(owned: &mut Owned, queue: &mut mpsc::Receiver<Ask>, cause: Ended) -> Next {
-    let expires = owned.sandbox.record().expires_at_unix;
-    let remaining = expires.map(|at| Duration::from_secs(at.saturating_sub(clock::unix())));
+    let remaining = remaining(&owned.sandbox);
+    // A guest that makes events without end must not live for ever by it.
+    if remaining.is_some_and(|left| left.is_zero()) {
+        return Next::Expired;
+    }
     tokio::select! {
         biased;
         () = owned.sandbox.stop.cancelled() => Next::Stop,
@@ -200,9 +244,12 @@ async fn change(
     if sandbox.phase().after(step).is_none() {
         return Err(sandbox.not_running());
     }
-    quickly(owned.vmm.run(command, &[]), "the VMM's answer")
-        .await?
-        .map_err(Error::vmm("the sandbox could not be paused or resumed"))?;
+    let answer = quickly(owned.vmm.run(command, &[]), "the VMM's answer").await;
+    if answer.is_err() && step == Step::Pause {
+        // It may pause all the same, later; nobody would ever resume it.
+        let _ = quickly(owned.vmm.run(Command::Resume, &[]), "the VMM's answer").await;
+    }
+    answer?.map_err(Error::vmm("the sandbox could not be paused or resumed"))?;
     sandbox.step(step);
     let record = sandbox.update(|record| record.state = state);
     owned.app.db.put_sandboxes(vec![record]).await?;

@@ -120,6 +120,13 @@ struct Instantly {
     layers_taken: Vec<bool>,
 }
 
+impl CheckpointInProgress {
+    /// How long the guest stood still.
+    pub fn pause_us(&self) -> u64 {
+        self.report.pause_us
+    }
+}
+
 impl AsFd for CheckpointInProgress {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.written.as_fd()

@@ -170,16 +170,14 @@ impl History {
     /// since that instant go on counting.
     pub fn mark_shared(&mut self, ram: &GuestRam, fresh: &Fresh) {
         let late = match (&self.tracker, &self.pagemap) {
-            (Some(_), Ok(pagemap)) => ram
-                .mark(pagemap, &fresh.touched)
-                .and_then(|()| ram.unshared(pagemap, &fresh.own)),
+            (Some(_), Ok(pagemap)) => late(ram, pagemap, fresh),
             _ => return,
         };
         match late {
             Ok(late) => self.note(&late),
             Err(error) => {
                 tracing::warn!(%error, "the next cut will look at more pages than changed");
-                self.note(&fresh.own);
+                self.note(&fresh.touched);
             }
         }
     }
@@ -329,9 +327,80 @@ impl History {
     }
 }
 
+/// Marks the pages, and finds those written between the instant and the mark: what the machine owned then is not
+/// shared any more, and what it only had read is its own now.
+fn late(ram: &GuestRam, pagemap: &Pagemap, fresh: &Fresh) -> Result<PageSet, MemoryError> {
+    ram.mark(pagemap, &fresh.touched)?;
+    let mut late = ram.unshared(pagemap, &fresh.own)?;
+    let (_, read) = fresh.touched.split(&fresh.own);
+    late.add(&ram.own_among(pagemap, &read)?);
+    Ok(late)
+}
+
 fn everything(ram: &GuestRam) -> PageSet {
     PageSet::new(vec![forkd_sys::PageRange {
         first: 0,
         count: u64::from(ram.layout().pages()),
     }])
+}
+
+#[cfg(test)]
+mod tests {
+    use forkd_memory::{Durable, ImageLayers, PAGE_SIZE, RamLayout, plan_changed};
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+
+    const MIB: u32 = 64;
+
+    fn over_an_image() -> GuestRam {
+        let image = tempfile::tempfile().unwrap();
+        image.set_len(u64::from(MIB) << 20).unwrap();
+        let ram = GuestRam::reserve(RamLayout::new(MIB).unwrap()).unwrap();
+        let map = PageMap::identity((MIB << 20) / PAGE_SIZE as u32);
+        ram.map_image(ImageLayers::new(map, vec![image.into()]).unwrap())
+            .unwrap();
+        ram
+    }
+
+    fn at(page: u64) -> GuestAddress {
+        GuestAddress(page * PAGE_SIZE)
+    }
+
+    /// A machine reads a page, is cut, and writes the page before anybody has marked it: the next cut has it.
+    #[test]
+    fn what_is_written_between_the_instant_and_the_mark_counts() {
+        let Ok(tracker) = WriteTracker::open() else {
+            eprintln!("this kernel does not follow writes: nothing was tested");
+            return;
+        };
+        let ram = over_an_image();
+        let (read, own, later) = (10, 20, 30);
+        ram.memory().write_obj(1u8, at(own)).unwrap();
+        let mut history = History::new(Some(tracker), Pagemap::open());
+        history.follow(&ram);
+        history.look_ahead(&ram).unwrap();
+        ram.memory().read_obj::<u8>(at(read)).unwrap();
+        ram.memory().write_obj(2u8, at(own)).unwrap();
+        let fresh = history.written(&ram).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        ram.size_file(file.as_fd()).unwrap();
+        let plan = plan_changed(fresh.own.ranges().to_vec());
+        let written = ram.write_frozen(plan, file.as_fd(), Durable::No).unwrap();
+        history.begin_cut();
+        for page in [read, own] {
+            ram.memory().write_obj(3u8, at(page)).unwrap();
+        }
+        history.mark_shared(&ram, &fresh);
+        written.finish().unwrap();
+        ram.memory().write_obj(3u8, at(later)).unwrap();
+        history.written(&ram).unwrap();
+        let pages: Vec<u64> = history
+            .since_image
+            .ranges()
+            .iter()
+            .flat_map(|range| range.first..range.end())
+            .collect();
+        assert_eq!(pages, [read, own, later]);
+    }
 }

@@ -40,6 +40,8 @@ struct Waiting {
     /// The first cause is the one that counts.
     stopped: Option<StopCause>,
     panicked: bool,
+    /// The guest has said it is ready; that it says so again is no news.
+    ready: bool,
 }
 
 /// The queue. Readable while there is something in it.
@@ -63,7 +65,10 @@ impl Notices {
     }
 
     fn push(&self, notice: Notice) {
-        let mut waiting = self.lock();
+        self.push_to(&mut self.lock(), notice);
+    }
+
+    fn push_to(&self, waiting: &mut Waiting, notice: Notice) {
         if waiting.news.len() < MAX_WAITING {
             waiting.news.push_back(notice);
         }
@@ -73,7 +78,15 @@ impl Notices {
 
     /// The guest says it is ready.
     pub fn ready(&self) {
-        self.push(Notice::AgentReady);
+        let mut waiting = self.lock();
+        if !std::mem::replace(&mut waiting.ready, true) {
+            self.push_to(&mut waiting, Notice::AgentReady);
+        }
+    }
+
+    /// The guest has gone back to an earlier time and will be ready again.
+    pub fn expect_ready(&self) {
+        self.lock().ready = false;
     }
 
     /// The guest's kernel says that it panicked; the reset that follows is not an ordinary one.
@@ -127,10 +140,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ready_is_news_once_until_it_is_expected_again() {
+        let notices = Notices::new().unwrap();
+        for _ in 0..3 {
+            notices.ready();
+        }
+        assert_eq!(notices.take().len(), 1);
+        notices.expect_ready();
+        notices.ready();
+        assert_eq!(notices.take().len(), 1);
+    }
+
+    #[test]
     fn the_first_cause_counts_and_a_flood_is_bounded() {
         let notices = Notices::new().unwrap();
         for _ in 0..10_000 {
-            notices.ready();
+            notices.device_failed(DeviceSlot::Vsock, "rubbish");
         }
         notices.panicked();
         notices.stop(StopCause::Reset);

@@ -178,13 +178,15 @@ impl Machine {
     }
 
     pub(super) fn stop_threads(&self) -> Result<(), PauseError> {
+        // A vCPU may wait for a device that has much to do.
+        let asked = self.devices.handle().ask_pause();
         for vcpu in &self.vcpus {
             vcpu.ask_pause();
         }
         for vcpu in &self.vcpus {
             vcpu.wait_paused();
         }
-        if let Err(error) = self.devices.handle().pause() {
+        if let Err(error) = asked.and_then(|()| self.devices.handle().pause()) {
             self.start_threads();
             return Err(PauseError::Devices(error));
         }

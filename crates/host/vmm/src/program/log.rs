@@ -8,5 +8,7 @@ pub fn init() {
         .with_max_level(tracing::Level::INFO)
         .with_ansi(false)
         .with_target(false)
+        // It would print, and panic, where the line itself could not be written: on a full disk.
+        .log_internal_errors(false)
         .try_init();
 }

@@ -67,7 +67,7 @@ mod tests {
         for bytes in [VCPU, DEVICES, CONTROL] {
             assert_eq!(status_under(bytes, || {}), 0);
             let forbidden = status_under(bytes, || {
-                let _ = rustix::process::getppid();
+                let _ = rustix::process::getuid();
             });
             assert_eq!(i32::from(forbidden), FORBIDDEN_CALL_STATUS);
         }

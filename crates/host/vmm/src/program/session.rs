@@ -109,6 +109,7 @@ impl Session {
                     Ok(Next::Go) => {}
                     Ok(Next::End(cause)) => return self.end(cause),
                     Err(SessionError::Channel(ChannelError::Closed)) => {
+                        tracing::warn!("nobody holds the control socket any more");
                         return Ok(ExitCode::ControlLost);
                     }
                     Err(error) => return Err(error),
@@ -156,6 +157,7 @@ impl Session {
         if let Some(machine) = &self.machine {
             machine.devices().flush_console();
         }
+        tracing::info!(?cause, "the machine ends");
         // Nobody may be there to hear it; the exit status says the same.
         let _ = self.event(Event::Stopped { cause });
         Ok(cause.into())
@@ -281,9 +283,10 @@ impl Session {
             Command::Pause => self.with_machine(|m| m.pause().map_err(|e| e.wire())),
             Command::Resume => self.with_machine(|m| m.resume().map_err(|e| e.wire())),
             Command::Cut(spec) => return self.cut(seq, &spec, fds),
-            Command::Checkpoint(spec) => return Ok(self.checkpoint(seq, &spec, fds)),
+            Command::Checkpoint(spec) => return self.checkpoint(seq, &spec, fds),
             Command::Rollback(spec) => {
                 self.agent_ready = false;
+                self.notices.expect_ready();
                 self.machine().and_then(|m| {
                     m.rollback(&spec, fds)
                         .map(Reply::Rollback)
@@ -380,17 +383,19 @@ impl Session {
         seq: u64,
         spec: &forkd_vmm_proto::CheckpointSpec,
         fds: Fds,
-    ) -> Option<Answer> {
+    ) -> Result<Option<Answer>, SessionError> {
         let done = self
             .machine()
             .and_then(|m| m.checkpoint(spec, fds).map_err(|e| e.wire()));
         match done {
-            Ok(CheckpointDone::Unchanged(report)) => Some(Ok(Reply::Checkpoint(report))),
+            Ok(CheckpointDone::Unchanged(report)) => Ok(Some(Ok(Reply::Checkpoint(report)))),
             Ok(CheckpointDone::Writing(checkpoint)) => {
+                let pause_us = checkpoint.pause_us();
                 self.writing = Some((seq, Writing::Checkpoint(checkpoint)));
-                None
+                self.event(Event::CutTaken { seq, pause_us })?;
+                Ok(None)
             }
-            Err(error) => Some(Err(error)),
+            Err(error) => Ok(Some(Err(error))),
         }
     }
 
@@ -406,10 +411,8 @@ impl Session {
         match machine.cut(spec, fds) {
             Ok(done) => {
                 self.writing = Some((seq, Writing::Cut(Box::new(done.progress))));
-                if let Some(pause) = done.pause {
-                    let pause_us = pause.as_micros() as u64;
-                    self.event(Event::CutTaken { seq, pause_us })?;
-                }
+                let pause_us = done.pause.map_or(0, |pause| pause.as_micros() as u64);
+                self.event(Event::CutTaken { seq, pause_us })?;
                 Ok(None)
             }
             Err(error) => Ok(Some(Err(error.wire()))),

@@ -254,6 +254,11 @@ impl Connection {
         self.guest_shut == SHUT_BOTH
     }
 
+    /// Ends the stream for its client. Closing it would not: a process that writes a cut has it open, too.
+    pub(super) fn hang_up(&self) {
+        self.shut(Shutdown::Both);
+    }
+
     fn shut(&self, how: Shutdown) {
         if let Some(stream) = &self.stream {
             // A stream whose other end is gone is shut already.

@@ -103,6 +103,7 @@ impl Muxer {
             }
         }
         self.listening = false;
+        self.connections.values().for_each(Connection::hang_up);
         self.connections.clear();
         self.by_ports.clear();
         self.control.clear();
@@ -408,6 +409,7 @@ impl Muxer {
             self.by_ports.remove(&connection.ports);
         }
         self.metrics.open.set(self.connections.len() as u64);
+        connection.hang_up();
         if let Some(registrar) = &self.registrar {
             connection.unlisten(registrar);
             if !self.listening {

@@ -235,6 +235,13 @@ impl Disk for LayeredDisk {
         self.zero_piece(stop, offset + len - stop)
     }
 
+    fn prepare_layer(&mut self, layer: &File) -> Result<(), DiskError> {
+        let again = layer.try_clone().map_err(DiskError::io("open"))?;
+        self.open_top(again)?;
+        let top = self.top().map_err(DiskError::io("freeze"))?;
+        top.write_map().map_err(DiskError::io("freeze"))
+    }
+
     fn push_layer(&mut self, layer: File) -> Result<(), DiskError> {
         let layer = self.open_top(layer)?;
         let top = self.top().map_err(DiskError::io("freeze"))?;

@@ -35,6 +35,11 @@ pub trait Disk: Send {
     fn discard(&mut self, offset: u64, len: u64) -> io::Result<()>;
     /// The range reads as zeroes from now on.
     fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()>;
+    /// Does of [`Disk::push_layer`] what can fail, so that several disks can get their layers or none.
+    fn prepare_layer(&mut self, layer: &File) -> Result<(), DiskError> {
+        let _ = layer;
+        Err(DiskError::NoLayers)
+    }
     /// Freezes what is there and goes on writing into a new, empty layer.
     fn push_layer(&mut self, layer: File) -> Result<(), DiskError>;
     /// Whether nothing was written since the last layer was put on.

@@ -223,6 +223,7 @@ impl Machine {
         let plan = plan_changed(self.history.since_head(&self.ram)?.ranges().to_vec());
         let pages = PageSet::new(plan.ranges.clone());
         let written = self.ram.write_frozen(plan, memory.as_fd(), Durable::No)?;
+        self.prepare_layers(&layers)?;
         let mut layers_taken = Vec::with_capacity(layers.len());
         let mut disks = Vec::with_capacity(layers.len());
         for (disk, layer) in self.devices.writable_disks().into_iter().zip(layers) {

@@ -266,6 +266,7 @@ impl Machine {
                     .map_err(|source| CutError::Flush { slot, source })?;
             }
         } else {
+            self.prepare_layers(&files.layers)?;
             for (disk, layer) in self
                 .devices
                 .writable_disks()
@@ -285,6 +286,17 @@ impl Machine {
             onto,
             fresh,
         })
+    }
+
+    /// What can fail when disks get new layers fails here, before the first has one.
+    pub(super) fn prepare_layers(&self, layers: &[File]) -> Result<(), CutError> {
+        for (disk, layer) in self.devices.writable_disks().into_iter().zip(layers) {
+            let slot = disk.slot();
+            disk.with(|block: &mut Block| block.prepare_layer(layer))
+                .transpose()
+                .map_err(|source| CutError::Disk { slot, source })?;
+        }
+        Ok(())
     }
 
     pub(super) fn read_state(&self) -> Result<MachineState, CutError> {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use forkd_devices::{DeviceEvents, EventFd};
 use forkd_vmm_proto::{DeviceSlot, StopCause};
@@ -10,6 +11,9 @@ use forkd_vmm_proto::{DeviceSlot, StopCause};
 /// The most news that wait. A guest makes news faster than anybody reads it if it wants to; what is over
 /// is dropped, and a dropped connection is closed.
 const MAX_WAITING: usize = 256;
+
+/// A guest that says it is ready more often than this has said so already.
+const READY_AGAIN: Duration = Duration::from_millis(1);
 
 /// Something happened.
 #[derive(Debug)]
@@ -40,8 +44,8 @@ struct Waiting {
     /// The first cause is the one that counts.
     stopped: Option<StopCause>,
     panicked: bool,
-    /// The guest has said it is ready; that it says so again is no news.
-    ready: bool,
+    /// When the guest last said it is ready.
+    ready: Option<Instant>,
 }
 
 /// The queue. Readable while there is something in it.
@@ -79,14 +83,16 @@ impl Notices {
     /// The guest says it is ready.
     pub fn ready(&self) {
         let mut waiting = self.lock();
-        if !std::mem::replace(&mut waiting.ready, true) {
+        let now = Instant::now();
+        if waiting.ready.is_none_or(|last| now - last >= READY_AGAIN) {
+            waiting.ready = Some(now);
             self.push_to(&mut waiting, Notice::AgentReady);
         }
     }
 
     /// The guest has gone back to an earlier time and will be ready again.
     pub fn expect_ready(&self) {
-        self.lock().ready = false;
+        self.lock().ready = None;
     }
 
     /// The guest's kernel says that it panicked; the reset that follows is not an ordinary one.
@@ -140,13 +146,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_is_news_once_until_it_is_expected_again() {
+    fn ready_is_news_unless_it_was_just_said() {
         let notices = Notices::new().unwrap();
-        for _ in 0..3 {
+        let begun = Instant::now();
+        for _ in 0..10_000 {
             notices.ready();
         }
-        assert_eq!(notices.take().len(), 1);
+        let told = notices.take().len() as u128;
+        assert!(
+            (1..=begun.elapsed().as_millis() + 1).contains(&told),
+            "{told}"
+        );
+        notices.ready();
         notices.expect_ready();
+        notices.take();
         notices.ready();
         assert_eq!(notices.take().len(), 1);
     }

@@ -60,6 +60,11 @@ impl Block {
         self.disk.read_only()
     }
 
+    /// Does of [`Block::push_layer`] what can fail.
+    pub fn prepare_layer(&mut self, layer: &File) -> Result<(), DiskError> {
+        self.disk.prepare_layer(layer)
+    }
+
     /// Freezes what is on the disk and goes on writing into a new, empty layer. To be called with the
     /// loop paused.
     pub fn push_layer(&mut self, layer: File) -> Result<(), DiskError> {

@@ -451,12 +451,4 @@ mod tests {
         assert_eq!(of("b v2"), ["c v3"]);
         assert_eq!(of("d v1"), ["b v2"]);
     }
-
-    #[test]
-    fn this_workspace_obeys_the_table() {
-        let tree = Tree::of_this_workspace().unwrap();
-        let findings = check(&tree).unwrap();
-        let text: Vec<String> = findings.iter().map(ToString::to_string).collect();
-        assert!(text.is_empty(), "{}", text.join("\n"));
-    }
 }

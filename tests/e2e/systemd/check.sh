@@ -121,7 +121,7 @@ inside systemctl daemon-reload
 expect "systemd has no complaints about the units" '' no_complaints
 expect "the units start" '' inside systemctl enable --now forkd.socket forkd-controller.service
 expect "the daemon is active" '^active$' inside systemctl is-active forkd-controller.service
-expect "the daemon answers on TCP" 'ok' inside curl -sS http://127.0.0.1:8889/healthz
+expect "the daemon answers on its socket" 'ok' inside curl -sS --unix-socket /run/forkd/forkd.sock http://localhost/healthz
 expect "a guest runs" '^hello$' inside forkd run -- echo hello
 expect "a sandbox with a limit" '"memory_limit_mib": 300' inside forkd spawn --tag run-python-numpy --memory-limit-mib 300 --json --timeout 1h
 id=$(inside forkd ls -q | tail -n 1)

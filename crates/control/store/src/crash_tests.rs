@@ -235,6 +235,24 @@ fn damage_is_found_and_the_tag_refused() {
 }
 
 #[test]
+fn a_check_does_not_bring_a_deleted_tag_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    make(&store, "a", 1, None).unwrap();
+    let listed = store.list();
+    let tag = listed[0].tag();
+    store.delete(tag, Deletion::Single).unwrap();
+    assert_eq!(store.check(tag, &BTreeMap::new()), None);
+    assert!(!store.contains(tag));
+    // A tag that cannot be read would keep everything from being collected.
+    make(&store, "b", 2, None).unwrap();
+    store
+        .delete(&"b".parse().unwrap(), Deletion::Single)
+        .unwrap();
+    assert_eq!(store.usage().unwrap().blobs, 0);
+}
+
+#[test]
 fn a_flipped_byte_anywhere_in_the_manifest_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 
-use forkd_types::Digest;
+use forkd_types::{Digest, Tag};
 
 use crate::blobs;
 use crate::error::StoreError;
 use crate::sparse::page_digest;
-use crate::store::{Entry, Store, chain, read_manifest};
+use crate::store::{Store, chain, read_manifest};
 
 /// What a check found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,31 +35,7 @@ impl Store {
         }
         for entry in self.list() {
             findings.snapshots += 1;
-            let tag = entry.tag().clone();
-            match read_manifest(self.layout(), &tag) {
-                Err(error) => {
-                    findings.problems.push(chain(&error));
-                    self.mark_broken(&tag, chain(&error));
-                }
-                Ok(manifest) => {
-                    let problem = manifest.blobs().iter().find_map(|blob| {
-                        match blobs::stat(self.layout(), &blob.digest) {
-                            Ok(Some(sizes)) if sizes.logical == blob.bytes => {
-                                damaged.get(&blob.digest).cloned()
-                            }
-                            Ok(Some(_)) => Some(format!("{} has another size", blob.digest)),
-                            Ok(None) => Some(format!("{} is missing", blob.digest)),
-                            Err(error) => Some(chain(&error)),
-                        }
-                    });
-                    if let Some(problem) = problem {
-                        findings.problems.push(format!("snapshot {tag}: {problem}"));
-                        if matches!(entry, Entry::Whole(_)) {
-                            self.mark_broken(&tag, problem);
-                        }
-                    }
-                }
-            }
+            findings.problems.extend(self.check(entry.tag(), &damaged));
         }
         let freed = self.collect()?;
         if freed > 0 {
@@ -67,6 +44,34 @@ impl Store {
                 .push(format!("removed {freed} bytes that no snapshot needs"));
         }
         Ok(findings)
+    }
+
+    /// Looks at one tag and marks it if it is damaged. No tag comes or goes meanwhile: one that was deleted since the
+    /// list was made is neither damaged nor to be entered again.
+    pub(crate) fn check(&self, tag: &Tag, damaged: &BTreeMap<Digest, String>) -> Option<String> {
+        let _commit = self.commit();
+        if !self.contains(tag) {
+            return None;
+        }
+        let manifest = match read_manifest(self.layout(), tag) {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                self.mark_broken(tag, chain(&error));
+                return Some(chain(&error));
+            }
+        };
+        let problem = manifest.blobs().iter().find_map(|blob| {
+            match blobs::stat(self.layout(), &blob.digest) {
+                Ok(Some(sizes)) if sizes.logical == blob.bytes => {
+                    damaged.get(&blob.digest).cloned()
+                }
+                Ok(Some(_)) => Some(format!("{} has another size", blob.digest)),
+                Ok(None) => Some(format!("{} is missing", blob.digest)),
+                Err(error) => Some(chain(&error)),
+            }
+        })?;
+        self.mark_broken(tag, problem.clone());
+        Some(format!("snapshot {tag}: {problem}"))
     }
 
     fn scrub(
@@ -82,6 +87,8 @@ impl Store {
                 Ok(_) => {
                     damaged.insert(digest, format!("{digest} does not hold what its name says"));
                 }
+                // It was removed since the list was made; a tag that needs it says so.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     damaged.insert(digest, format!("{digest} cannot be read: {error}"));
                 }

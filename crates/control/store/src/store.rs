@@ -443,7 +443,7 @@ impl Store {
         Ok(())
     }
 
-    /// Marks a tag as broken, for what a scrub finds.
+    /// Marks a tag as broken, for what a check finds. The caller holds the commit lock and knows that the tag is there.
     pub(crate) fn mark_broken(&self, tag: &Tag, problem: String) {
         self.tags_mut().insert(
             tag.clone(),

@@ -98,16 +98,12 @@ impl Dirs {
     /// A new socket, in place of one that an earlier VM of this id may have left.
     pub fn listen(&self, id: &SandboxId) -> Result<UnixListener, Error> {
         let path = self.vsock(id);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::io("remove", &path)(error));
-            }
-            _ => {}
-        }
+        remove_left(&path)?;
         UnixListener::bind(&path).map_err(Error::io("listen on", &path))
     }
 
-    /// A new empty layer; `number` tells it from earlier ones of the same disk.
+    /// A new empty layer; `number` tells it from earlier ones of the same disk. The record never lacks a layer that is in
+    /// use, so a file of that name is what a daemon that died left, and goes.
     pub fn new_layer(
         &self,
         id: &SandboxId,
@@ -123,27 +119,25 @@ impl Dirs {
                 format!("disk {}: {error}", disk.slot),
             )
         })?;
-        let make = || -> io::Result<File> {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(&path)?;
-            file.write_all_at(&layer.encode(), 0)?;
-            file.set_len(layer.file_len())?;
-            Ok(file)
-        };
-        Ok((name, make().map_err(Error::io("create", &path))?))
+        remove_left(&path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(Error::io("create", &path))?;
+        let written = file
+            .write_all_at(&layer.encode(), 0)
+            .and_then(|()| file.set_len(layer.file_len()));
+        if let Err(error) = written {
+            gone(std::fs::remove_file(&path), &path);
+            return Err(Error::io("write", &path)(error));
+        }
+        Ok((name, file))
     }
 
     /// Removes everything of a VM. What stays is removed at the next start.
     pub fn remove(&self, id: &SandboxId) {
-        let gone = |result: io::Result<()>, path: &Path| match result {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "not removed");
-            }
-            _ => {}
-        };
         let socket = self.vsock(id);
         gone(std::fs::remove_file(&socket), &socket);
         let dir = self.vm(id);
@@ -171,5 +165,53 @@ impl Dirs {
         all.sort();
         all.dedup();
         Ok(all)
+    }
+}
+
+/// Makes room for a new file.
+fn remove_left(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says in the log what could not be removed.
+fn gone(result: io::Result<()>, path: &Path) {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "not removed");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_that_a_dead_daemon_left_is_in_nobodys_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let dirs = Dirs {
+            data: dir.path().to_owned(),
+            run: dir.path().to_owned(),
+        };
+        let id: SandboxId = "sb-1".parse().unwrap();
+        std::fs::create_dir(dirs.vm(&id)).unwrap();
+        let disk = NewDisk {
+            slot: 0,
+            size: 1 << 20,
+        };
+        let make = || dirs.new_layer(&id, disk, 3, 0).unwrap();
+        let (name, old) = make();
+        old.write_all_at(b"half", 0).unwrap();
+        let (again, new) = make();
+        assert_eq!(name, again);
+        let mut head = [0; 4];
+        new.read_exact_at(&mut head, 0).unwrap();
+        assert_ne!(&head, b"half");
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use forkd_vmm_client::Endings;
 use forkd_vmm_proto::Shape;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -25,6 +26,7 @@ const SWEEP: Duration = Duration::from_secs(600);
 /// Runs the daemon until it is told to stop.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     crate::metrics::install();
+    raise_file_limit();
     // Before anything that takes time: a signal that comes early must not end the daemon half-way.
     let signals = Signals::new()?;
     let drain = config.drain;
@@ -85,6 +87,15 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         tracing::info!(spawner_ended = ended.is_ok(), "stopped");
     }
     Ok(())
+}
+
+/// Every sandbox and every connection is a few descriptors; the usual soft limit of 1,024 is far below what a host can run.
+fn raise_file_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit on open files stays as it is");
+    }
 }
 
 /// What the daemon is told by signals, from when this was made.

@@ -152,7 +152,8 @@ impl Spawner {
         self.done(SpawnCommand::SetPool { shape, depth }).await
     }
 
-    /// Takes one shell for each id. What dies on the way is missing from the answer.
+    /// Takes one shell for each id. What dies on the way is missing from the answer. After a failure some ids may have a
+    /// process: the caller ends them all.
     pub async fn take(&self, shape: Shape, ids: &[SandboxId]) -> Result<Vec<Taken>, SpawnerError> {
         let mut all = Vec::with_capacity(ids.len());
         for batch in ids.chunks(MAX_BATCH) {

@@ -47,7 +47,8 @@ impl Launcher {
         &self.socket
     }
 
-    /// Takes one shell for each id. What could not be made is missing from the answer.
+    /// Takes one shell for each id. What could not be made is missing from the answer; after a failure some may have been
+    /// made all the same.
     pub async fn take(&self, shape: Shape, ids: &[SandboxId]) -> Result<Vec<Taken>, SpawnerError> {
         let spawner = self.connected().await?;
         self.noted(spawner.take(shape, ids).await)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forkd_api::{ErrorCode, EventKind, SandboxInfo};
 use forkd_store::{Lease, Manifest, Published};
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_client::{Taken, Vmm, VmmEvents};
+use forkd_vmm_client::{SpawnerError, Taken, Vmm, VmmEvents};
 use futures::future::join_all;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -130,7 +130,14 @@ pub async fn launch(
     let manifest = Arc::clone(&source.manifest);
     let ids = new_ids(&request);
     let shape = launch::shape(manifest.memory_mib, manifest.vcpus, manifest.cpu);
-    let taken = app.launcher.take(shape, &ids).await?;
+    let taken = match app.launcher.take(shape, &ids).await {
+        Ok(taken) => taken,
+        Err(error) => {
+            // They are taken in batches: those before the one that failed have processes.
+            discard(app, ids).await;
+            return Err(error.into());
+        }
+    };
     let lost = ids.len() - taken.len();
     let children = match prepare(app, &request, &manifest, taken).await {
         Ok(children) => children,
@@ -184,6 +191,10 @@ async fn discard(app: &Arc<App>, ids: Vec<SandboxId>) {
     for id in &ids {
         if let Err(error) = app.launcher.kill(id).await {
             tracing::error!(sandbox = %id, error = chain(&error), "the VMM process could not be ended");
+            if matches!(error, SpawnerError::Connect { .. }) {
+                // Without `forkd-spawn` there are no processes; each try would take seconds.
+                break;
+            }
         }
     }
     let removed = app.blocking(move |app| {

@@ -126,12 +126,14 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Bran
     let claimed = claim(app, &tag, Some(id.to_string()))?;
     let sandbox = app.sandboxes.get(id)?;
     check_parent(&sandbox, wish.parent.as_ref())?;
-    let (taken, done) = send(&sandbox, claimed, wish.mode, BTreeMap::new())?;
     if wish.wait {
+        let done = send(&sandbox, claimed, wish.mode, None, None)?;
         let result = done.await.map_err(|_| ended(id))?.map(|done| done.info);
         drop(slot);
         return result.map(Branched::Ready);
     }
+    let (told, taken) = oneshot::channel();
+    let done = send(&sandbox, claimed, wish.mode, Some(told), None)?;
     // The slot is held until everything is written, whether or not the caller waits.
     let (finished, early) = oneshot::channel();
     tokio::spawn(async move {
@@ -145,10 +147,10 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Bran
                 .writing
                 .list()
                 .into_iter()
-                .find(|(found, _)| *found == tag);
+                .find(|(found, writing)| *found == tag && writing.failure.is_none());
             match found {
                 Some((_, writing)) => Ok(Branched::Writing(writing_info(app, &tag, &writing))),
-                // It is durable already.
+                // It is durable already, or failed.
                 None => finish(early, id).await.map(Branched::Ready),
             }
         }
@@ -208,32 +210,29 @@ fn check_parent(sandbox: &Sandbox, parent: Option<&Tag>) -> Result<(), Error> {
     }
 }
 
-/// Tells when the source runs again, and when the snapshot is durable.
-pub type Sent = (
-    oneshot::Receiver<u64>,
-    oneshot::Receiver<Result<BranchDone, Error>>,
-);
+type Done = oneshot::Receiver<Result<BranchDone, Error>>;
 
-/// Puts a cut into the sandbox's queue.
-pub fn send(
+/// Puts a cut into the sandbox's queue. What it tells is said at [`BranchAsk`].
+fn send(
     sandbox: &Sandbox,
     claimed: Claimed,
     mode: CutMode,
-    labels: BTreeMap<String, String>,
-) -> Result<Sent, Error> {
+    taken: Option<oneshot::Sender<u64>>,
+    held: Option<oneshot::Receiver<()>>,
+) -> Result<Done, Error> {
     if !sandbox.phase().answers() {
         return Err(sandbox.not_running());
     }
-    let (taken_sender, taken) = oneshot::channel();
-    let (done_sender, done) = oneshot::channel();
+    let (sender, done) = oneshot::channel();
     sandbox.ask(Ask::Branch(Box::new(BranchAsk {
         claimed,
         mode,
-        labels,
-        taken: Some(taken_sender),
-        done: done_sender,
+        labels: BTreeMap::new(),
+        taken,
+        held,
+        done: sender,
     })))?;
-    Ok((taken, done))
+    Ok(done)
 }
 
 /// Cuts a sandbox into a tag of the daemon's own.
@@ -245,8 +244,29 @@ pub async fn cut_hidden(
     mode: CutMode,
 ) -> Result<BranchDone, Error> {
     let claimed = claim(app, tag, Some(sandbox.id.to_string()))?;
-    let (_taken, done) = send(sandbox, claimed, mode, BTreeMap::new())?;
+    let done = send(sandbox, claimed, mode, None, None)?;
     done.await.map_err(|_| ended(&sandbox.id))?
+}
+
+/// A sandbox that stands still: unless it is ended, it goes on when this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    _until: oneshot::Sender<()>,
+}
+
+/// The same for a sandbox that is to end with the cut: nothing that its guest does is missing from the snapshot.
+#[tracing::instrument(target = TARGET, name = "cut", skip_all, fields(forkd.sandbox = %sandbox.id))]
+pub async fn cut_and_hold(
+    app: &Arc<App>,
+    sandbox: &Sandbox,
+    tag: &Tag,
+    mode: CutMode,
+) -> Result<(BranchDone, Held), Error> {
+    let claimed = claim(app, tag, Some(sandbox.id.to_string()))?;
+    let (held, until) = oneshot::channel();
+    let done = send(sandbox, claimed, mode, None, Some(until))?;
+    let made = done.await.map_err(|_| ended(&sandbox.id))??;
+    Ok((made, Held { _until: held }))
 }
 
 #[cfg(test)]

@@ -10,11 +10,13 @@ use forkd_store::{
     BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, Published, SCHEMA, Staging,
     Versions,
 };
+use forkd_types::Tag;
 use forkd_vmm_proto::{Command, CutReport, CutSpec, Event, Reply, StopCause};
 use tokio::sync::oneshot;
 
 use super::checkpoint::{NewLayer, new_layers};
 use super::driver::{Ended, Owned};
+use super::entry::Sandbox;
 use super::layers;
 use super::state::Step;
 use crate::app::App;
@@ -45,8 +47,11 @@ pub struct BranchAsk {
     pub mode: CutMode,
     /// Labels of the snapshot.
     pub labels: BTreeMap<String, String>,
-    /// Told as soon as the source runs again.
+    /// Told as soon as the source runs again, for a caller who does not wait for the end: why a cut fails after that is
+    /// kept with the tag.
     pub taken: Option<oneshot::Sender<u64>>,
+    /// The source stands still from the instant on, and goes on when the cut fails or the other end is dropped.
+    pub held: Option<oneshot::Receiver<()>>,
     /// Told when the snapshot is durable.
     pub done: oneshot::Sender<Result<BranchDone, Error>>,
 }
@@ -72,6 +77,7 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
         mode,
         labels,
         taken,
+        held,
         done,
     } = ask;
     let mut cut = Cut {
@@ -80,42 +86,72 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
         mode,
         labels,
         taken,
+        told: false,
+        goes_on: held.is_none(),
         layers_moved: false,
         ended: None,
     };
     let result = cut.run().await;
-    let ended = cut.ended.take();
-    sandbox.step(Step::EndCut);
-    match &result {
-        Ok(made) => {
-            let detail = Some(made.info.tag.clone());
-            owned
-                .app
-                .events
-                .tell(EventKind::SandboxBranched, &sandbox.id, detail);
-            owned
-                .app
-                .events
-                .tell(EventKind::SnapshotReady, &made.info.tag, None);
-        }
-        Err(error) => {
-            metrics::counter!("forkd_branch_failures_total").increment(1);
-            tracing::warn!(sandbox = %sandbox.id, tag = %claimed.tag(), error = error.chain(), "branch failed");
-            owned.app.events.tell(
-                EventKind::SnapshotFailed,
-                claimed.tag(),
-                Some(error.chain()),
-            );
-        }
+    let told = cut.told;
+    let mut ended = cut.ended.take();
+    let held = held.filter(|_| result.is_ok());
+    if held.is_none() {
+        sandbox.step(Step::EndCut);
     }
-    if let Err(unheard) = done.send(result)
-        && let Err(error) = unheard
-    {
-        claimed.failed(error.chain());
+    let tag = claimed.tag().clone();
+    // First: whoever hears of the tag may use or delete it at once.
+    let_go(claimed, told, result.as_ref().err());
+    announce(&owned.app, &sandbox, &tag, &result);
+    // The caller may have stopped waiting.
+    let _ = done.send(result);
+    if let Some(held) = held {
+        hold(owned, &mut ended, held).await;
+        sandbox.step(Step::EndCut);
     }
     match ended {
         Some(cause) => Err(cause),
         None => Ok(()),
+    }
+}
+
+/// Frees the tag. A caller who was told that it is being written finds the reason there if it failed.
+fn let_go(claimed: Claimed, told: bool, error: Option<&Error>) {
+    match error {
+        Some(error) if told => claimed.failed(error.chain()),
+        _ => drop(claimed),
+    }
+}
+
+fn announce(app: &App, sandbox: &Sandbox, tag: &Tag, result: &Result<BranchDone, Error>) {
+    match result {
+        Ok(_) => {
+            let detail = Some(tag.to_string());
+            app.events
+                .tell(EventKind::SandboxBranched, &sandbox.id, detail);
+            app.events.tell(EventKind::SnapshotReady, tag, None);
+        }
+        Err(error) => {
+            metrics::counter!("forkd_branch_failures_total").increment(1);
+            tracing::warn!(sandbox = %sandbox.id, %tag, error = error.chain(), "branch failed");
+            app.events
+                .tell(EventKind::SnapshotFailed, tag, Some(error.chain()));
+        }
+    }
+}
+
+/// Keeps the source still until nobody wants that any more, or it is ended.
+async fn hold(owned: &mut Owned, ended: &mut Option<Ended>, held: oneshot::Receiver<()>) {
+    tokio::select! {
+        biased;
+        () = owned.sandbox.stop.cancelled() => {}
+        _ = held => go_on(owned, ended).await,
+    }
+}
+
+/// Lets a source go on that stood still for a cut.
+async fn go_on(owned: &mut Owned, ended: &mut Option<Ended>) {
+    if let Err(error) = owned.call(ended, Command::Resume, &[]).await {
+        tracing::error!(sandbox = %owned.sandbox.id, error = error.chain(), "it does not go on after a cut");
     }
 }
 
@@ -126,6 +162,10 @@ struct Cut<'a> {
     mode: CutMode,
     labels: BTreeMap<String, String>,
     taken: Option<oneshot::Sender<u64>>,
+    /// Somebody was told that the tag is being written.
+    told: bool,
+    /// The source runs on from the instant.
+    goes_on: bool,
     /// The instant is past: whatever comes of the cut, the new layers are in use.
     layers_moved: bool,
     /// The VM ended meanwhile.
@@ -162,6 +202,9 @@ impl Cut<'_> {
         metrics::histogram!("forkd_branch_pause_seconds").record(report.pause_us as f64 / 1e6);
         let info = self.publish(record, files, &report, started).await;
         if info.is_err() {
+            if !self.goes_on {
+                go_on(self.owned, &mut self.ended).await;
+            }
             // The VMM builds on a cut that nobody has; the next one is from the start.
             let record = self.owned.sandbox.update(|record| record.built = None);
             self.owned.app.db.put_sandboxes(vec![record]).await?;
@@ -230,7 +273,7 @@ impl Cut<'_> {
                 .iter()
                 .map(|(_, _, file)| fds.push(file))
                 .collect(),
-            resume: true,
+            resume: self.goes_on,
         };
         let fds = fds.finish()?;
         let Self {
@@ -239,6 +282,7 @@ impl Cut<'_> {
             layers_moved,
             claimed,
             taken,
+            told,
             ..
         } = self;
         let reply = owned
@@ -247,7 +291,7 @@ impl Cut<'_> {
                     *layers_moved = true;
                     claimed.taken(pause_us);
                     if let Some(taken) = taken.take() {
-                        let _ = taken.send(pause_us);
+                        *told = taken.send(pause_us).is_ok();
                     }
                 }
             })
@@ -458,5 +502,24 @@ fn frozen_disk(disk: &DiskStack) -> DiskManifest {
         layers: disk.frozen(),
         read_only: disk.read_only,
         serial: disk.serial.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::writing::WritingTags;
+
+    #[test]
+    fn a_failure_is_kept_only_for_a_caller_who_is_gone() {
+        let tags = WritingTags::default();
+        let tag: Tag = "t".parse().unwrap();
+        let claim = || tags.claim(&tag, None).unwrap();
+        let_go(claim(), false, Some(&Error::Task));
+        assert!(tags.list().is_empty());
+        let_go(claim(), true, None);
+        assert!(tags.list().is_empty());
+        let_go(claim(), true, Some(&Error::Task));
+        assert_eq!(tags.list()[0].1.failure, Some(Error::Task.chain()));
     }
 }

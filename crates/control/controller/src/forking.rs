@@ -52,6 +52,9 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, wish: Fork) -> Result<Vec<Sand
         create::create_from(app, request, source).await
     }
     .await;
-    snapshots::delete(app, tag, Deletion::Force).await?;
+    // The children live without it; what is left is removed at the next start.
+    if let Err(error) = snapshots::delete(app, tag.clone(), Deletion::Force).await {
+        tracing::warn!(%tag, error = error.chain(), "not deleted");
+    }
     made
 }

@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::error::chain;
 use crate::listen::{self, Server, Tls};
 use crate::sandbox::adopt::adopt;
+use crate::{snapshots, workspaces};
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
@@ -51,6 +52,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         ended = found.ended,
         "state taken over"
     );
+    snapshots::delete_hidden(&app).await;
+    workspaces::end_suspended(&app).await?;
     app.sweep_touched();
     app.db
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)

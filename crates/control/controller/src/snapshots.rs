@@ -134,6 +134,21 @@ pub fn is_hidden(tag: &Tag) -> bool {
     tag.as_str().starts_with(HIDDEN)
 }
 
+/// Deletes what forks of an earlier daemon left. For after its sandboxes have taken their leases: with the tags goes
+/// content that nobody holds.
+pub async fn delete_hidden(app: &Arc<App>) {
+    for entry in app.store.list() {
+        let tag = entry.tag();
+        if !is_hidden(tag) {
+            continue;
+        }
+        match delete(app, tag.clone(), Deletion::Force).await {
+            Ok(()) => tracing::info!(%tag, "left by a fork, deleted"),
+            Err(error) => tracing::warn!(%tag, error = error.chain(), "not deleted"),
+        }
+    }
+}
+
 /// Everything about one snapshot.
 pub async fn detail(app: &Arc<App>, tag: Tag) -> Result<SnapshotDetail, Error> {
     if app.writing.is_writing(&tag) {

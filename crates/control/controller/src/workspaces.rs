@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forkd_api::{ErrorCode, EventKind, WorkspaceInfo, WorkspaceStatus};
-use forkd_store::Deletion;
-use forkd_types::Tag;
+use forkd_store::{Deletion, Entry, Origin};
+use forkd_types::{SandboxId, Tag};
 
 use crate::app::App;
 use crate::branching;
@@ -165,37 +165,101 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
         return Err(wrong_state(name, "is not running", status));
     };
     let sandbox = app.sandboxes.get(&id)?;
-    let tag = free_state_tag(app, name)?;
+    remove_strays(app, &record).await;
+    let tag = new_state_tag(name)?;
     let mode = if diff { CutMode::Diff } else { CutMode::Full };
-    let done = branching::cut_hidden(app, &sandbox, &tag, mode).await?;
+    // Nothing is answered by the guest after this, unless it fails and the guest goes on.
+    let (made, held) = branching::cut_and_hold(app, &sandbox, &tag, mode).await?;
     let old = record.state_tag.replace(tag);
     record.suspended = true;
     record.last_active_unix = clock::unix();
     record.last_branch_memory_path = sandbox.record().last_branch_memory_path;
     let info = save(app, &record).await?;
-    drop(done);
+    drop(made);
     sandbox.stop.cancel();
     sandbox.gone.cancelled().await;
-    if let Some(old) = old {
-        // What the new state shares with the old one stays: it is content, not part of a tag.
-        snapshots::delete(app, old, Deletion::Force).await?;
+    drop(held);
+    if let Some(old) = old.filter(|old| Some(old) != record.state_tag.as_ref()) {
+        tidy(app, old).await;
     }
     Ok(info)
 }
 
+/// How many characters of a workspace's name are in its state tags.
+const SHOWN: usize = 40;
+
+/// What the state tags of a workspace begin with. Names that begin alike differ in the digest.
+fn state_prefix(name: &Tag) -> String {
+    let shown: String = name.as_str().chars().take(SHOWN).collect();
+    let digest = blake3::hash(name.as_str().as_bytes()).to_hex();
+    let digest: String = digest.chars().take(8).collect();
+    format!("ws-{shown}-{digest}-")
+}
+
 /// The state is written beside the one before it, which goes only when the new one is durable.
-fn free_state_tag(app: &App, name: &Tag) -> Result<Tag, Error> {
-    let short: String = name.as_str().chars().take(50).collect();
-    for text in [format!("ws-{short}-state"), format!("ws-{short}-state-2")] {
-        let tag: Tag = text.parse().map_err(|_| Error::Task)?;
-        if !app.store.contains(&tag) {
-            return Ok(tag);
+fn new_state_tag(name: &Tag) -> Result<Tag, Error> {
+    format!("{}{:08x}", state_prefix(name), rand::random::<u32>())
+        .parse()
+        .map_err(|_| Error::Task)
+}
+
+fn is_state_tag(name: &Tag, tag: &Tag) -> bool {
+    tag.as_str()
+        .strip_prefix(&state_prefix(name))
+        .is_some_and(|rest| rest.len() == 8 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Removes states that a suspend wrote which did not come to its end. What was not cut from the workspace's sandbox is
+/// somebody else's, whatever its name.
+async fn remove_strays(app: &Arc<App>, record: &WorkspaceRecord) {
+    for entry in app.store.list() {
+        let Entry::Whole(manifest) = entry else {
+            continue;
+        };
+        let cut_from = match &manifest.origin {
+            Origin::Branch { sandbox, .. } => Some(sandbox.as_str()),
+            _ => None,
+        };
+        if is_state_tag(&record.name, &manifest.tag)
+            && record.state_tag.as_ref() != Some(&manifest.tag)
+            && cut_from == record.sandbox.as_ref().map(SandboxId::as_str)
+        {
+            tidy(app, manifest.tag.clone()).await;
         }
     }
-    Err(Error::refused(
-        ErrorCode::AlreadyExists,
-        format!("both state tags of workspace {name} are taken"),
-    ))
+}
+
+/// Removes a state that is no longer needed. What another state shares with it stays: it is content, not part of a tag.
+async fn remove_state(app: &Arc<App>, tag: Tag) -> Result<(), Error> {
+    match snapshots::delete(app, tag, Deletion::Force).await {
+        Err(error) if error.code() == ErrorCode::SnapshotNotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// The same where it is no part of what was asked: the next suspend tries again.
+async fn tidy(app: &Arc<App>, tag: Tag) {
+    if let Err(error) = remove_state(app, tag.clone()).await {
+        tracing::warn!(%tag, error = error.chain(), "an old state was not deleted");
+    }
+}
+
+/// Ends sandboxes whose suspend an earlier daemon wrote down and did not bring to its end.
+pub async fn end_suspended(app: &Arc<App>) -> Result<(), Error> {
+    let records = app.db.workspaces().await?;
+    let left: Vec<_> = records
+        .iter()
+        .filter(|record| record.suspended)
+        .filter_map(|record| app.sandboxes.get(record.sandbox.as_ref()?).ok())
+        .collect();
+    for sandbox in &left {
+        tracing::info!(sandbox = %sandbox.id, "its workspace is suspended: ended");
+        sandbox.stop.cancel();
+    }
+    for sandbox in &left {
+        sandbox.gone.cancelled().await;
+    }
+    Ok(())
 }
 
 /// Starts the sandbox again from its state.
@@ -226,6 +290,7 @@ pub async fn resume(app: &Arc<App>, name: &Tag) -> Result<WorkspaceInfo, Error> 
 pub async fn delete(app: &Arc<App>, name: &Tag) -> Result<(), Error> {
     let _one = app.workspace_locks.hold(name).await;
     let record = find(app, name).await?;
+    remove_strays(app, &record).await;
     app.db.delete_workspace(name.clone()).await?;
     if let Some(live) = record
         .sandbox
@@ -236,10 +301,7 @@ pub async fn delete(app: &Arc<App>, name: &Tag) -> Result<(), Error> {
         live.gone.cancelled().await;
     }
     if let Some(tag) = record.state_tag {
-        match snapshots::delete(app, tag, Deletion::Force).await {
-            Err(error) if error.code() == ErrorCode::SnapshotNotFound => {}
-            other => other?,
-        }
+        remove_state(app, tag).await?;
     }
     app.events
         .tell(EventKind::WorkspaceChanged, name, Some("deleted".into()));
@@ -256,4 +318,30 @@ fn wrong_state(name: &Tag, what: &str, status: WorkspaceStatus) -> Error {
         format!("workspace {name} {what}"),
         hint,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_tags_are_new_each_time_and_belong_to_one_workspace() {
+        let alike = format!("{:a<50}", "");
+        let names = [
+            "mine",
+            &alike,
+            &format!("{alike}b"),
+            &format!("{:a<64}", ""),
+        ];
+        let names: Vec<Tag> = names.iter().map(|name| name.parse().unwrap()).collect();
+        for name in &names {
+            let tag = new_state_tag(name).unwrap();
+            assert_ne!(tag, new_state_tag(name).unwrap());
+            let owners = names.iter().filter(|name| is_state_tag(name, &tag));
+            assert_eq!(owners.collect::<Vec<_>>(), [name]);
+        }
+        for other in ["ws-mine-state", "ws-mine", "mine"] {
+            assert!(!is_state_tag(&names[0], &other.parse().unwrap()));
+        }
+    }
 }

@@ -1,0 +1,187 @@
+//! What a daemon that was killed leaves, and what becomes of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forkd_controller::app::App;
+use forkd_controller::config::Config;
+use forkd_controller::db::{SandboxRecord, WorkspaceRecord};
+use forkd_controller::sandbox::{Phase, Sandbox};
+use forkd_controller::{snapshots, workspaces};
+use forkd_store::{Cpu, Manifest, MemoryManifest, Origin, SCHEMA, Source, Versions};
+use forkd_types::{SandboxId, Tag};
+
+const ID: &str = "sb-00000001-0000000000000001";
+
+fn app(root: &Path) -> Arc<App> {
+    let config = Config {
+        listen: Vec::new(),
+        data_dir: root.join("data"),
+        run_dir: root.join("run"),
+        state_file: root.join("state.db"),
+        audit_log: None,
+        token_file: None,
+        tls: None,
+        spawn_program: root.join("no-spawn"),
+        image_program: root.join("no-image"),
+        allowed_paths: Vec::new(),
+        branch_concurrency: 4,
+        max_sandboxes: 10,
+        max_sandboxes_per_token: 10,
+        max_requests: 16,
+        requests_per_second: 0,
+        max_lifetime: None,
+        disk_limit_bytes: 0,
+        reserve_mib: 0,
+        ready_timeout: Duration::from_secs(1),
+        pool: 0,
+        drain: Duration::from_secs(1),
+    };
+    App::open(config).unwrap().0
+}
+
+/// Stores a snapshot of a machine without disks, cut from a sandbox.
+fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
+    let staging = app.store.stage().unwrap();
+    let ingest = |name: &str, bytes: u64| {
+        std::fs::File::create(staging.file(name))
+            .unwrap()
+            .set_len(bytes)
+            .unwrap();
+        app.store.ingest(&staging.file(name)).unwrap()
+    };
+    let (state, memory) = (ingest("state", 4096), ingest("memory", 1 << 20));
+    let manifest = Manifest {
+        schema: SCHEMA,
+        tag: tag.parse().unwrap(),
+        created_at_unix: 1,
+        memory_mib: 1,
+        vcpus: 1,
+        cpu: Cpu::Host,
+        state: state.blob,
+        memory: MemoryManifest {
+            layers: vec![memory.blob],
+            index: None,
+        },
+        disks: Vec::new(),
+        network: false,
+        source: Source::default(),
+        parent: None,
+        origin: Origin::Branch {
+            sandbox: sandbox.to_owned(),
+            pause_us: 1,
+            total_us: 1,
+            pages: 1,
+        },
+        versions: Versions::default(),
+        labels: BTreeMap::new(),
+    };
+    app.store.publish(manifest.clone()).unwrap();
+    manifest
+}
+
+fn tags(app: &App) -> Vec<String> {
+    let list = app.store.list();
+    list.iter().map(|entry| entry.tag().to_string()).collect()
+}
+
+fn workspace(name: &str, suspended: bool, state_tag: Option<Tag>) -> WorkspaceRecord {
+    WorkspaceRecord {
+        name: name.parse().unwrap(),
+        id: "ws-1".into(),
+        owner: "me".into(),
+        source: "base".parse().unwrap(),
+        state_tag,
+        sandbox: Some(ID.parse().unwrap()),
+        suspended,
+        created_at_unix: 1,
+        last_active_unix: 1,
+        per_child_netns: false,
+        memory_limit_mib: None,
+        last_branch_memory_path: None,
+    }
+}
+
+/// A sandbox whose owner only waits for its end.
+fn enter(app: &Arc<App>, manifest: &Manifest) -> Arc<Sandbox> {
+    let record: SandboxRecord = serde_json::from_value(serde_json::json!({
+        "id": ID,
+        "state": "running",
+        "tag": manifest.tag,
+        "manifest": manifest.digest(),
+        "pid": 1,
+        "owner": "me",
+        "created_at_unix": 1,
+        "memory_mib": 1,
+        "vcpus": 1,
+        "cpu": manifest.cpu,
+        "memory": manifest.memory,
+        "disks": [],
+        "source": manifest.source,
+    }))
+    .unwrap();
+    let (sandbox, queue) = Sandbox::new(record, Phase::Running, "vsock".into(), "console".into());
+    let sandbox = Arc::new(sandbox);
+    app.sandboxes
+        .insert_all(&[Arc::clone(&sandbox)], 10)
+        .unwrap();
+    let (app, owned) = (Arc::clone(app), Arc::clone(&sandbox));
+    tokio::spawn(async move {
+        owned.stop.cancelled().await;
+        drop(queue);
+        app.sandboxes.remove(&owned.id);
+        owned.gone.cancel();
+    });
+    sandbox
+}
+
+#[tokio::test]
+async fn what_a_fork_left_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    publish(&app, "mine", ID);
+    publish(&app, "_forkd-fork-1", ID);
+    snapshots::delete_hidden(&app).await;
+    assert_eq!(tags(&app), ["mine"]);
+}
+
+#[tokio::test]
+async fn the_sandbox_of_a_suspended_workspace_is_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let sandbox = enter(&app, &publish(&app, "base", ID));
+    let id: SandboxId = ID.parse().unwrap();
+    app.db
+        .put_workspace(workspace("w", false, None))
+        .await
+        .unwrap();
+    workspaces::end_suspended(&app).await.unwrap();
+    assert!(!sandbox.stop.is_cancelled());
+    app.db
+        .put_workspace(workspace("w", true, None))
+        .await
+        .unwrap();
+    workspaces::end_suspended(&app).await.unwrap();
+    assert!(app.sandboxes.get(&id).is_err());
+}
+
+#[tokio::test]
+async fn states_that_a_suspend_left_go_with_their_workspace() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let digest = blake3::hash(b"w").to_hex();
+    let state = |end: &str| format!("ws-w-{}-{end}", &digest[..8]);
+    let current = state("00000001");
+    publish(&app, &current, ID);
+    publish(&app, &state("00000002"), ID);
+    // Somebody else's, in spite of its name.
+    publish(&app, &state("00000003"), "sb-2");
+    publish(&app, "mine", ID);
+    let record = workspace("w", true, Some(current.parse().unwrap()));
+    let name = record.name.clone();
+    app.db.put_workspace(record).await.unwrap();
+    workspaces::delete(&app, &name).await.unwrap();
+    assert_eq!(tags(&app), ["mine".to_owned(), state("00000003")]);
+}

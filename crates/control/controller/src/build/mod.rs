@@ -64,8 +64,9 @@ pub async fn build(
     .await;
     match &result {
         Ok(_) => {
-            app.events.tell(EventKind::SnapshotReady, &tag, None);
+            // First: whoever hears of the tag may use it at once.
             drop(claimed);
+            app.events.tell(EventKind::SnapshotReady, &tag, None);
         }
         Err(error) => {
             tracing::warn!(%tag, error = error.chain(), "the parent could not be built");

@@ -179,40 +179,32 @@ pub async fn start(
         id: None,
     };
     let wait = request.wait;
-    idempotency::once(&app, &actor, &headers, "create", &request, async {
-        if wait {
-            let infos = detached(&app, wish).await?;
-            return Ok((StatusCode::CREATED, serde_json::to_value(infos)));
+    let work = {
+        let app = Arc::clone(&app);
+        async move {
+            if wait {
+                let infos = create::create(&app, wish).await?;
+                return Ok((StatusCode::CREATED, serde_json::to_value(infos)));
+            }
+            let infos = launched(&app, wish).await?;
+            Ok((StatusCode::ACCEPTED, serde_json::to_value(infos)))
         }
-        let infos = launched(&app, wish).await?;
-        Ok((StatusCode::ACCEPTED, serde_json::to_value(infos)))
-    })
-    .await
+    };
+    idempotency::once(&app, &actor, &headers, "create", &request, work).await
 }
 
 /// Answers when the children are entered, and starts them in the background. Only what can be seen by then is refused.
 async fn launched(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
+    let source = create::open(app, &wish.tag).await?;
+    let launch = create::launch(app, wish, source).await?;
+    let infos = launch.infos();
     let app = Arc::clone(app);
-    let entering = telemetry::spawn(async move {
-        let source = create::open(&app, &wish.tag).await?;
-        let launch = create::launch(&app, wish, source).await?;
-        let infos = launch.infos();
-        telemetry::spawn(async move {
-            if let Err(error) = launch.finish(&app).await {
-                tracing::warn!(error = error.chain(), "children were not started");
-            }
-        });
-        Ok(infos)
+    telemetry::spawn(async move {
+        if let Err(error) = launch.finish(&app).await {
+            tracing::warn!(error = error.chain(), "children were not started");
+        }
     });
-    entering.await.map_err(|_| Error::Task)?
-}
-
-/// In a task of its own: a client that goes away leaves no child half started.
-async fn detached(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
-    let app = Arc::clone(app);
-    telemetry::spawn(async move { create::create(&app, wish).await })
-        .await
-        .map_err(|_| Error::Task)?
+    Ok(infos)
 }
 
 /// One sandbox.
@@ -284,17 +276,16 @@ pub async fn branch(
 ) -> Answer<Response> {
     let wish = request.clone().try_into()?;
     let what = format!("branch {id}");
-    idempotency::once(&app, &actor, &headers, &what, &request, async {
-        let work = {
-            let app = Arc::clone(&app);
-            telemetry::spawn(async move { branching::branch(&app, &id, wish).await })
-        };
-        Ok(match work.await.map_err(|_| Error::Task)?? {
-            Branched::Ready(info) => (StatusCode::CREATED, serde_json::to_value(info)),
-            Branched::Writing(info) => (StatusCode::ACCEPTED, serde_json::to_value(info)),
-        })
-    })
-    .await
+    let work = {
+        let app = Arc::clone(&app);
+        async move {
+            Ok(match branching::branch(&app, &id, wish).await? {
+                Branched::Ready(info) => (StatusCode::CREATED, serde_json::to_value(info)),
+                Branched::Writing(info) => (StatusCode::ACCEPTED, serde_json::to_value(info)),
+            })
+        }
+    };
+    idempotency::once(&app, &actor, &headers, &what, &request, work).await
 }
 
 /// Forks a running sandbox into live children without naming a snapshot.

@@ -34,6 +34,12 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// A listing is longer than was asked for.
+    #[error("the agent sent more than the {limit} entries it was asked for")]
+    TooMany {
+        /// How many it was asked for.
+        limit: u64,
+    },
     /// The near end of a transfer failed.
     #[error("cannot {action} on this side")]
     Local {

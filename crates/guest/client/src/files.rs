@@ -10,6 +10,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::stream::Stream;
 use crate::{Client, Error};
 
+/// The longest listing, as it is sent.
+const MAX_LISTING: usize = 64 << 20;
+
 /// A file being read.
 pub struct FileReader {
     stream: Stream,
@@ -175,13 +178,24 @@ impl Client {
         self.call(&Request::Stat(request)).await
     }
 
-    /// Lists a directory.
+    /// Lists a directory. What an agent sends past the limit that was asked for, or past 64 MiB, is an error.
     pub async fn list(&self, request: ListRequest) -> Result<(Vec<Entry>, ListResult), Error> {
+        let limit = request.limit.unwrap_or(u64::MAX);
         let stream = self.open(&Request::List(request))?;
         let mut all = Vec::new();
-        while let Some(event) = stream.next_event().await? {
+        let mut held = 0;
+        while let Some(bytes) = stream.receive(channel::EVENTS).await? {
+            held += bytes.len();
+            if held > MAX_LISTING {
+                return Err(Error::OverLimit { limit: MAX_LISTING });
+            }
+            let event =
+                serde_json::from_slice(&bytes).map_err(|source| Error::BadAnswer { source })?;
             if let Event::Entries { entries } = event {
                 all.extend(entries);
+            }
+            if all.len() as u64 > limit {
+                return Err(Error::TooMany { limit });
             }
         }
         Ok((all, stream.response().await?))
@@ -216,5 +230,57 @@ impl Client {
                 reason: format!("{other:?} before the watch stood"),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+    use forkd_guest_proto::{Decoder, Frame, Hello, Kind, frame};
+    use tokio::io::DuplexStream;
+
+    async fn next_frame(io: &mut DuplexStream, decoder: &mut Decoder) -> Frame {
+        loop {
+            let byte = [io.read_u8().await.unwrap()];
+            if let Some(frame) = decoder.next(&mut byte.as_slice()).unwrap() {
+                return frame;
+            }
+        }
+    }
+
+    /// Answers a listing with entries and never with its end.
+    async fn sends_entries(mut io: DuplexStream, count: usize) -> DuplexStream {
+        let mut decoder = Decoder::new();
+        next_frame(&mut io, &mut decoder).await;
+        let hello = serde_json::to_vec(&Hello::default()).unwrap();
+        io.write_all(&frame::encode(0, Kind::Hello, 0, &hello))
+            .await
+            .unwrap();
+        let request = next_frame(&mut io, &mut decoder).await;
+        let entry = br#"{"event": "entries", "entries":
+            [{"path": "x", "kind": "file", "size": 0, "mode": 0}]}"#;
+        let entry = frame::encode(request.stream, Kind::Event, 0, entry);
+        io.write_all(&entry.repeat(count)).await.unwrap();
+        io
+    }
+
+    #[tokio::test]
+    async fn a_listing_longer_than_asked_for_is_not_held() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let agent = tokio::spawn(sends_entries(theirs, 4));
+        let client = Client::connect(ours, Options::default()).await.unwrap();
+        let listed = client
+            .list(ListRequest {
+                path: "/".into(),
+                depth: 1,
+                limit: Some(3),
+            })
+            .await;
+        assert!(
+            matches!(listed, Err(Error::TooMany { limit: 3 })),
+            "{listed:?}"
+        );
+        drop(agent.await.unwrap());
     }
 }

@@ -292,8 +292,18 @@ pub fn unstarted(error: forkd_guest_client::Error, args: &[String]) -> Vec<ExecF
 }
 
 /// Sends what a process prints until it ends. When nobody reads any more, the process is dropped, which
-/// kills it.
+/// kills it, also if it prints nothing.
 pub async fn forward(
+    exec: Exec,
+    frames: &mpsc::Sender<ExecFrame>,
+) -> Result<(), forkd_guest_client::Error> {
+    tokio::select! {
+        result = forward_all(exec, frames) => result,
+        () = frames.closed() => Ok(()),
+    }
+}
+
+async fn forward_all(
     mut exec: Exec,
     frames: &mpsc::Sender<ExecFrame>,
 ) -> Result<(), forkd_guest_client::Error> {
@@ -391,4 +401,54 @@ pub async fn eval(
         stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forkd_guest_client::Options;
+    use guest::{Control, Decoder, Frame, Hello, Kind, frame};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    async fn next_frame(io: &mut DuplexStream, decoder: &mut Decoder) -> Frame {
+        loop {
+            let byte = [io.read_u8().await.unwrap()];
+            if let Some(frame) = decoder.next(&mut byte.as_slice()).unwrap() {
+                return frame;
+            }
+        }
+    }
+
+    /// Starts a process that prints nothing and never ends, and gives what the host says next.
+    async fn silent(mut io: DuplexStream) -> Frame {
+        let mut decoder = Decoder::new();
+        next_frame(&mut io, &mut decoder).await;
+        let hello = serde_json::to_vec(&Hello::default()).unwrap();
+        io.write_all(&frame::encode(0, Kind::Hello, 0, &hello))
+            .await
+            .unwrap();
+        let request = next_frame(&mut io, &mut decoder).await;
+        let started = br#"{"event": "started", "process": 1, "pid": 7}"#;
+        io.write_all(&frame::encode(request.stream, Kind::Event, 0, started))
+            .await
+            .unwrap();
+        next_frame(&mut io, &mut decoder).await
+    }
+
+    #[tokio::test]
+    async fn a_silent_command_does_not_outlive_its_reader() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let agent = tokio::spawn(silent(theirs));
+        let client = Client::connect(ours, Options::default()).await.unwrap();
+        let exec = client.exec(guest::ExecRequest::default()).await.unwrap();
+        let (frames, mut reader) = mpsc::channel(FRAMES);
+        let forwarding = tokio::spawn(async move { forward(exec, &frames).await });
+        assert_eq!(reader.recv().await, Some(ExecFrame::Started { pid: 7 }));
+        drop(reader);
+        forwarding.await.unwrap().unwrap();
+        let said = agent.await.unwrap();
+        assert_eq!(said.kind, Kind::Control);
+        let said: Control = serde_json::from_slice(&said.payload).unwrap();
+        assert_eq!(said, Control::Cancel);
+    }
 }

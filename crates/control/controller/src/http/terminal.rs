@@ -18,6 +18,8 @@ use crate::error::Error;
 
 /// How long a client may take to say what to run.
 const START: Duration = Duration::from_secs(30);
+/// How often a client is looked for whose input waits.
+const LOOK: Duration = Duration::from_secs(15);
 /// The largest message.
 const MAX_MESSAGE: usize = 1 << 20;
 
@@ -81,7 +83,6 @@ impl Session {
         };
         let pid = exec.started().pid;
         self.say(&ExecFrame::Started { pid }).await?;
-        let stdin = exec.stdin();
         loop {
             let next = tokio::select! {
                 output = exec.next_output() => Next::Output(output.map_err(Error::agent("the program was lost"))?),
@@ -90,20 +91,7 @@ impl Session {
             match next {
                 Next::Output(Some(output)) => self.output(output).await?,
                 Next::Output(None) => break,
-                Next::Input(Some(Message::Binary(bytes))) => {
-                    // A program that does not read is no reason to stop showing what it prints.
-                    let write = stdin.write(&bytes);
-                    tokio::pin!(write);
-                    loop {
-                        tokio::select! {
-                            done = &mut write => { let _ = done; break }
-                            output = exec.next_output() => match output.map_err(Error::agent("the program was lost"))? {
-                                Some(output) => send_output(&mut self.socket, output).await?,
-                                None => break,
-                            },
-                        }
-                    }
-                }
+                Next::Input(Some(Message::Binary(bytes))) => self.feed(&mut exec, &bytes).await?,
                 Next::Input(Some(Message::Text(text))) => input(&exec, &text)?,
                 Next::Input(Some(Message::Ping(_) | Message::Pong(_))) => {}
                 // The client went away: dropping the program kills it.
@@ -120,6 +108,34 @@ impl Session {
             timed_out: result.timed_out,
         })
         .await
+    }
+
+    /// Hands input over. A program that does not read it is no reason to stop showing what it prints, nor to miss that
+    /// the client is gone: the socket is not read meanwhile, so it is written to.
+    async fn feed(&mut self, exec: &mut Exec, bytes: &[u8]) -> Result<(), Error> {
+        let stdin = exec.stdin();
+        let write = stdin.write(bytes);
+        tokio::pin!(write);
+        let mut look = tokio::time::interval(LOOK);
+        look.reset();
+        loop {
+            tokio::select! {
+                done = &mut write => {
+                    // Input for a program that has ended is nobody's; its end is what comes next.
+                    let _ = done;
+                    return Ok(());
+                }
+                output = exec.next_output() => match output.map_err(Error::agent("the program was lost"))? {
+                    Some(output) => self.output(output).await?,
+                    None => return Ok(()),
+                },
+                _ = look.tick() => self
+                    .socket
+                    .send(Message::Ping(bytes::Bytes::new()))
+                    .await
+                    .map_err(|_| Error::Task)?,
+            }
+        }
     }
 
     async fn not_started(

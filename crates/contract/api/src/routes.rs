@@ -1,83 +1,95 @@
 //! Where things are. A test in the daemon checks these against the routes it serves.
 
-/// `GET`: is the daemon well.
-pub const HEALTHZ: &str = "/healthz";
-/// `GET`: which version.
-pub const VERSION: &str = "/version";
-/// `GET`: Prometheus metrics.
-pub const METRICS: &str = "/metrics";
-/// `GET`: the OpenAPI document.
-pub const OPENAPI: &str = "/openapi.json";
-/// `GET`: list, `POST`: make.
-pub const SNAPSHOTS: &str = "/v1/snapshots";
-/// `DELETE`.
-pub const SNAPSHOT: &str = "/v1/snapshots/{tag}";
-/// `GET`.
-pub const SNAPSHOT_INFO: &str = "/v1/snapshots/{tag}/info";
-/// `POST`.
-pub const SNAPSHOT_COMPACT: &str = "/v1/snapshots/{tag}/compact";
-/// `GET`: list, `POST`: start.
-pub const SANDBOXES: &str = "/v1/sandboxes";
-/// `GET`: what each uses.
-pub const STATS: &str = "/v1/stats";
-/// `GET`, `PATCH`, `DELETE`.
-pub const SANDBOX: &str = "/v1/sandboxes/{id}";
-/// `POST`.
-pub const PING: &str = "/v1/sandboxes/{id}/ping";
-/// `POST`.
-pub const EXEC: &str = "/v1/sandboxes/{id}/exec";
-/// `POST`, answers with a stream.
-pub const EXEC_STREAM: &str = "/v1/sandboxes/{id}/exec/stream";
-/// `POST`.
-pub const EVAL: &str = "/v1/sandboxes/{id}/eval";
-/// `POST`.
-pub const BRANCH: &str = "/v1/sandboxes/{id}/branch";
-/// `POST`.
-pub const FORK: &str = "/v1/sandboxes/{id}/fork";
-/// `GET`: list, `POST`: make.
-pub const CHECKPOINTS: &str = "/v1/sandboxes/{id}/checkpoints";
-/// `DELETE`.
-pub const CHECKPOINT: &str = "/v1/sandboxes/{id}/checkpoints/{name}";
-/// `POST`.
-pub const ROLLBACK: &str = "/v1/sandboxes/{id}/rollback";
-/// `POST`.
-pub const PAUSE: &str = "/v1/sandboxes/{id}/pause";
-/// `POST`.
-pub const RESUME: &str = "/v1/sandboxes/{id}/resume";
-/// `GET`: the console.
-pub const LOGS: &str = "/v1/sandboxes/{id}/logs";
-/// `GET`: read, `PUT`: write, `DELETE`: remove; `?path=`.
-pub const FILES: &str = "/v1/sandboxes/{id}/files";
-/// `GET`: list a directory; `?path=`.
-pub const FILES_LIST: &str = "/v1/sandboxes/{id}/files/list";
-/// `POST`.
-pub const FILES_MKDIR: &str = "/v1/sandboxes/{id}/files/mkdir";
-/// `GET`: a stream; `?path=`.
-pub const FILES_WATCH: &str = "/v1/sandboxes/{id}/files/watch";
-/// `GET`, upgraded to a WebSocket.
-pub const TERMINAL: &str = "/v1/sandboxes/{id}/terminal";
-/// `GET`: list, `POST`: start in the background.
-pub const PROCESSES: &str = "/v1/sandboxes/{id}/processes";
-/// `POST`.
-pub const PROCESS_SIGNAL: &str = "/v1/sandboxes/{id}/processes/{pid}/signal";
-/// `GET`: a stream.
-pub const PROCESS_OUTPUT: &str = "/v1/sandboxes/{id}/processes/{pid}/output";
-/// `GET`: a stream.
-pub const EVENTS: &str = "/v1/events";
-/// `GET`.
-pub const IMAGES: &str = "/v1/images";
-/// `GET`.
-pub const STORE: &str = "/v1/store";
-/// `POST`.
-pub const STORE_FSCK: &str = "/v1/store/fsck";
-/// `GET`: list, `POST`: make.
-pub const WORKSPACES: &str = "/v1/workspaces";
-/// `GET`, `DELETE`.
-pub const WORKSPACE: &str = "/v1/workspaces/{name}";
-/// `POST`.
-pub const WORKSPACE_SUSPEND: &str = "/v1/workspaces/{name}/suspend";
-/// `POST`.
-pub const WORKSPACE_RESUME: &str = "/v1/workspaces/{name}/resume";
+/// Names the routes, and lists them all so that none is forgotten.
+macro_rules! routes {
+    ($($(#[$doc:meta])* $name:ident = $path:literal;)*) => {
+        $($(#[$doc])* pub const $name: &str = $path;)*
+
+        /// Every route.
+        pub const ALL: &[&str] = &[$($name),*];
+    };
+}
+
+routes! {
+    /// `GET`: is the daemon well.
+    HEALTHZ = "/healthz";
+    /// `GET`: which version.
+    VERSION = "/version";
+    /// `GET`: Prometheus metrics.
+    METRICS = "/metrics";
+    /// `GET`: the OpenAPI document.
+    OPENAPI = "/openapi.json";
+    /// `GET`: list, `POST`: make.
+    SNAPSHOTS = "/v1/snapshots";
+    /// `DELETE`.
+    SNAPSHOT = "/v1/snapshots/{tag}";
+    /// `GET`.
+    SNAPSHOT_INFO = "/v1/snapshots/{tag}/info";
+    /// `POST`.
+    SNAPSHOT_COMPACT = "/v1/snapshots/{tag}/compact";
+    /// `GET`: list, `POST`: start.
+    SANDBOXES = "/v1/sandboxes";
+    /// `GET`: what each uses.
+    STATS = "/v1/stats";
+    /// `GET`, `PATCH`, `DELETE`.
+    SANDBOX = "/v1/sandboxes/{id}";
+    /// `POST`.
+    PING = "/v1/sandboxes/{id}/ping";
+    /// `POST`.
+    EXEC = "/v1/sandboxes/{id}/exec";
+    /// `POST`, answers with a stream.
+    EXEC_STREAM = "/v1/sandboxes/{id}/exec/stream";
+    /// `POST`.
+    EVAL = "/v1/sandboxes/{id}/eval";
+    /// `POST`.
+    BRANCH = "/v1/sandboxes/{id}/branch";
+    /// `POST`.
+    FORK = "/v1/sandboxes/{id}/fork";
+    /// `GET`: list, `POST`: make.
+    CHECKPOINTS = "/v1/sandboxes/{id}/checkpoints";
+    /// `DELETE`.
+    CHECKPOINT = "/v1/sandboxes/{id}/checkpoints/{name}";
+    /// `POST`.
+    ROLLBACK = "/v1/sandboxes/{id}/rollback";
+    /// `POST`.
+    PAUSE = "/v1/sandboxes/{id}/pause";
+    /// `POST`.
+    RESUME = "/v1/sandboxes/{id}/resume";
+    /// `GET`: the console.
+    LOGS = "/v1/sandboxes/{id}/logs";
+    /// `GET`: read, `PUT`: write, `DELETE`: remove; `?path=`.
+    FILES = "/v1/sandboxes/{id}/files";
+    /// `GET`: list a directory; `?path=`.
+    FILES_LIST = "/v1/sandboxes/{id}/files/list";
+    /// `POST`.
+    FILES_MKDIR = "/v1/sandboxes/{id}/files/mkdir";
+    /// `GET`: a stream; `?path=`.
+    FILES_WATCH = "/v1/sandboxes/{id}/files/watch";
+    /// `GET`, upgraded to a WebSocket.
+    TERMINAL = "/v1/sandboxes/{id}/terminal";
+    /// `GET`: list, `POST`: start in the background.
+    PROCESSES = "/v1/sandboxes/{id}/processes";
+    /// `POST`.
+    PROCESS_SIGNAL = "/v1/sandboxes/{id}/processes/{pid}/signal";
+    /// `GET`: a stream.
+    PROCESS_OUTPUT = "/v1/sandboxes/{id}/processes/{pid}/output";
+    /// `GET`: a stream.
+    EVENTS = "/v1/events";
+    /// `GET`.
+    IMAGES = "/v1/images";
+    /// `GET`.
+    STORE = "/v1/store";
+    /// `POST`.
+    STORE_FSCK = "/v1/store/fsck";
+    /// `GET`: list, `POST`: make.
+    WORKSPACES = "/v1/workspaces";
+    /// `GET`, `DELETE`.
+    WORKSPACE = "/v1/workspaces/{name}";
+    /// `POST`.
+    WORKSPACE_SUSPEND = "/v1/workspaces/{name}/suspend";
+    /// `POST`.
+    WORKSPACE_RESUME = "/v1/workspaces/{name}/resume";
+}
 
 /// Puts values into the `{…}` of a route, escaped so that they stay one path segment each.
 pub fn fill(route: &str, values: &[&str]) -> String {

@@ -78,8 +78,8 @@ pub struct CreateSnapshot {
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub tag: String,
-    /// Path of a kernel on the daemon's host. Left out, the image's own kernel, or the newest installed
-    /// one, is used.
+    /// Path of a kernel on the daemon's host. Left out, it is `kernels/vmlinux` in the daemon's data directory, or
+    /// what `forkd-image` makes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^/")]
     pub kernel: Option<String>,
@@ -99,10 +99,11 @@ pub struct CreateSnapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^/")]
     pub initramfs: Option<String>,
-    /// Mount the root file system writable. Writes go to a layer of the snapshot, never to the image.
+    /// Taken for compatibility: the root file system is always writable. Writes go to a layer of the snapshot, never
+    /// to the image.
     #[serde(default)]
     pub rw: bool,
-    /// Taken for compatibility; the daemon makes network devices itself.
+    /// Taken for compatibility; no network devices are made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
     /// Taken for compatibility, at most 60: a snapshot is cut when the agent and the warm-up are ready,

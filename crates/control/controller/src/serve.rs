@@ -183,14 +183,14 @@ async fn keep_house(app: Arc<App>) {
 }
 
 impl App {
-    /// Asks for shells of the shape that was just used; the answer is not waited for.
+    /// Asks for shells of the shape that was just used, in place of those of another; the answer is not waited for.
     pub fn refill(self: &Arc<Self>, shape: Shape) {
         if self.config.pool == 0 {
             return;
         }
         let app = Arc::clone(self);
         tokio::spawn(async move {
-            if let Err(error) = app.launcher.set_pool(shape, app.config.pool).await {
+            if let Err(error) = app.launcher.keep_ready(shape, app.config.pool).await {
                 tracing::debug!(error = chain(&error), "the pool was not set");
             }
         });

@@ -24,6 +24,8 @@ pub struct Launcher {
     current: Mutex<Option<Arc<Spawner>>>,
     connecting: tokio::sync::Mutex<()>,
     endings: tokio::sync::mpsc::UnboundedSender<Endings>,
+    /// The shape of which shells stand ready.
+    ready: tokio::sync::Mutex<Option<Shape>>,
 }
 
 impl Launcher {
@@ -39,6 +41,7 @@ impl Launcher {
             current: Mutex::new(None),
             connecting: tokio::sync::Mutex::new(()),
             endings,
+            ready: tokio::sync::Mutex::new(None),
         }
     }
 
@@ -69,8 +72,22 @@ impl Launcher {
         }
     }
 
-    /// Sets how many shells of a shape stand ready.
-    pub async fn set_pool(&self, shape: Shape, depth: u32) -> Result<(), SpawnerError> {
+    /// Keeps so many shells of a shape ready, and none of any other shape.
+    pub async fn keep_ready(&self, shape: Shape, depth: u32) -> Result<(), SpawnerError> {
+        let mut ready = self.ready.lock().await;
+        if *ready != Some(shape) {
+            // Asked for, since an earlier daemon may have filled others.
+            for pool in self.status().await?.pools {
+                if pool.shape != shape {
+                    self.set_pool(pool.shape, 0).await?;
+                }
+            }
+            *ready = Some(shape);
+        }
+        self.set_pool(shape, depth).await
+    }
+
+    async fn set_pool(&self, shape: Shape, depth: u32) -> Result<(), SpawnerError> {
         let spawner = self.connected().await?;
         self.noted(spawner.set_pool(shape, depth).await)
     }

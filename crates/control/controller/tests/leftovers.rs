@@ -1,86 +1,18 @@
 //! What a daemon that was killed leaves, and what becomes of it.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+mod local;
+
 use std::sync::Arc;
-use std::time::Duration;
 
 use forkd_controller::app::App;
-use forkd_controller::config::Config;
 use forkd_controller::db::{SandboxRecord, WorkspaceRecord};
 use forkd_controller::sandbox::{Phase, Sandbox};
 use forkd_controller::{snapshots, workspaces};
-use forkd_store::{Cpu, Manifest, MemoryManifest, Origin, SCHEMA, Source, Versions};
+use forkd_store::Manifest;
 use forkd_types::{SandboxId, Tag};
+use local::{app, publish};
 
 const ID: &str = "sb-00000001-0000000000000001";
-
-fn app(root: &Path) -> Arc<App> {
-    let config = Config {
-        listen: Vec::new(),
-        data_dir: root.join("data"),
-        run_dir: root.join("run"),
-        state_file: root.join("state.db"),
-        audit_log: None,
-        token_file: None,
-        tls: None,
-        spawn_program: root.join("no-spawn"),
-        image_program: root.join("no-image"),
-        allowed_paths: Vec::new(),
-        branch_concurrency: 4,
-        max_sandboxes: 10,
-        max_sandboxes_per_token: 10,
-        max_requests: 16,
-        requests_per_second: 0,
-        max_lifetime: None,
-        disk_limit_bytes: 0,
-        reserve_mib: 0,
-        ready_timeout: Duration::from_secs(1),
-        pool: 0,
-        drain: Duration::from_secs(1),
-    };
-    App::open(config).unwrap().0
-}
-
-/// Stores a snapshot of a machine without disks, cut from a sandbox.
-fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
-    let staging = app.store.stage().unwrap();
-    let ingest = |name: &str, bytes: u64| {
-        std::fs::File::create(staging.file(name))
-            .unwrap()
-            .set_len(bytes)
-            .unwrap();
-        app.store.ingest(&staging.file(name)).unwrap()
-    };
-    let (state, memory) = (ingest("state", 4096), ingest("memory", 1 << 20));
-    let manifest = Manifest {
-        schema: SCHEMA,
-        tag: tag.parse().unwrap(),
-        created_at_unix: 1,
-        memory_mib: 1,
-        vcpus: 1,
-        cpu: Cpu::Host,
-        state: state.blob,
-        memory: MemoryManifest {
-            layers: vec![memory.blob],
-            index: None,
-        },
-        disks: Vec::new(),
-        network: false,
-        source: Source::default(),
-        parent: None,
-        origin: Origin::Branch {
-            sandbox: sandbox.to_owned(),
-            pause_us: 1,
-            total_us: 1,
-            pages: 1,
-        },
-        versions: Versions::default(),
-        labels: BTreeMap::new(),
-    };
-    app.store.publish(manifest.clone()).unwrap();
-    manifest
-}
 
 fn tags(app: &App) -> Vec<String> {
     let list = app.store.list();

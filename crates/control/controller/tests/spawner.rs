@@ -1,0 +1,139 @@
+//! What the daemon says to `forkd-spawn`.
+
+mod local;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use forkd_controller::sandbox::create::{CreateRequest, create};
+use forkd_store::Manifest;
+use forkd_types::SandboxId;
+use forkd_vmm_proto::spawn::{
+    FromSpawn, MAX_BATCH, PoolStatus, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
+    SpawnRequest, SpawnStatus,
+};
+use forkd_vmm_proto::{MAX_MESSAGE, Shape, decode, encode};
+use local::{app, publish};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv,
+    send, socket,
+};
+
+type Answer = Result<SpawnReply, SpawnError>;
+
+/// Answers on the socket of the daemon at `root`, and greets by itself.
+fn stand_in(root: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Send + 'static) {
+    let path = root.join("run/spawn.sock");
+    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    std::thread::spawn(move || {
+        let connection = accept(&listener).unwrap();
+        let mut packet = vec![0; MAX_MESSAGE];
+        loop {
+            let (length, _) = recv(&connection, &mut packet[..], RecvFlags::empty()).unwrap();
+            if length == 0 {
+                return;
+            }
+            let SpawnRequest { seq, command } = decode(&packet[..length]).unwrap();
+            let result = match command {
+                SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
+                    version: SPAWN_VERSION,
+                }),
+                command => answer(command),
+            };
+            let said = encode(&FromSpawn::Response { seq, result }).unwrap();
+            send(&connection, &said, SendFlags::NOSIGNAL).unwrap();
+        }
+    });
+}
+
+fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
+    forkd_controller::launch::shape(memory_mib, manifest.vcpus, manifest.cpu)
+}
+
+#[tokio::test]
+async fn children_of_a_batch_that_failed_are_all_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let manifest = publish(&app, "base", "sb-1");
+    let asked = Arc::new(Mutex::new((Vec::new(), Vec::new())));
+    let noted = Arc::clone(&asked);
+    stand_in(dir.path(), move |command| {
+        let (taken, killed): &mut (Vec<SandboxId>, Vec<SandboxId>) = &mut noted.lock().unwrap();
+        match command {
+            SpawnCommand::Take { ids, .. } => {
+                let first = taken.is_empty();
+                taken.extend(ids);
+                if first {
+                    return Ok(SpawnReply::Taken(Vec::new()));
+                }
+                Err(SpawnError::ShellFailed {
+                    reason: "no memory".into(),
+                })
+            }
+            SpawnCommand::Kill { id } => {
+                killed.push(id);
+                Ok(SpawnReply::Done)
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+    let request = CreateRequest {
+        tag: manifest.tag,
+        count: MAX_BATCH + 1,
+        owner: "me".into(),
+        expires_at_unix: None,
+        memory_limit_mib: None,
+        labels: BTreeMap::new(),
+        workspace: None,
+        id: None,
+    };
+    let error = create(&app, request).await.unwrap_err();
+    assert!(error.chain().contains("no memory"), "{}", error.chain());
+    let (taken, killed) = &*asked.lock().unwrap();
+    assert_eq!(taken.len(), MAX_BATCH + 1);
+    assert_eq!(taken, killed);
+}
+
+#[tokio::test]
+async fn shells_of_the_shape_used_last_stand_ready_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let manifest = publish(&app, "base", "sb-1");
+    let [old, small, large] = [64, 128, 256].map(|mib| shape(&manifest, mib));
+    // What an earlier daemon asked for.
+    let depths = Arc::new(Mutex::new(vec![(old, 8)]));
+    let noted = Arc::clone(&depths);
+    stand_in(dir.path(), move |command| {
+        let mut depths = noted.lock().unwrap();
+        match command {
+            SpawnCommand::SetPool { shape, depth } => {
+                depths.retain(|(found, _)| *found != shape);
+                if depth > 0 {
+                    depths.push((shape, depth));
+                }
+                Ok(SpawnReply::Done)
+            }
+            SpawnCommand::Status => {
+                let pool = |(shape, depth): &(Shape, u32)| PoolStatus {
+                    shape: *shape,
+                    depth: *depth,
+                    ready: 0,
+                    making: 0,
+                };
+                Ok(SpawnReply::Status(SpawnStatus {
+                    pools: depths.iter().map(pool).collect(),
+                    live: 0,
+                    shells_lost: 0,
+                }))
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+    for shape in [small, small, large, small] {
+        app.launcher.keep_ready(shape, 4).await.unwrap();
+        assert_eq!(*depths.lock().unwrap(), [(shape, 4)]);
+    }
+}

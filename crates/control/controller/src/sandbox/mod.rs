@@ -22,6 +22,8 @@ mod checkpoint;
 pub mod create;
 mod driver;
 mod entry;
+#[cfg(test)]
+mod hold_tests;
 mod identity;
 mod layers;
 mod registry;

@@ -38,7 +38,7 @@ pub fn run(args: &[String]) -> anyhow::Result<()> {
         pages[0] = std::hint::black_box(number);
         pages[PAGE / 8] = std::hint::black_box(number);
         // Others need the processor too; a cut comes at any point of a round all the same.
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

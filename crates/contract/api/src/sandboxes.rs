@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use crate::ErrorBody;
 
 /// Body of `POST /v1/sandboxes`: start children of a snapshot.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateSandboxes {
     /// What to start from.
     #[schema(
@@ -45,6 +45,23 @@ pub struct CreateSandboxes {
     /// Labels, at most 32 *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+}
+
+impl Default for CreateSandboxes {
+    fn default() -> Self {
+        Self {
+            snapshot_tag: String::new(),
+            n: one(),
+            per_child_netns: false,
+            memory_limit_mib: None,
+            prewarm: false,
+            live_fork: false,
+            hugepages: false,
+            wait: true,
+            timeout_secs: None,
+            labels: BTreeMap::new(),
+        }
+    }
 }
 
 fn one() -> u32 {

@@ -69,7 +69,7 @@ pub struct SnapshotInfo {
 }
 
 /// Body of `POST /v1/snapshots`: boot a parent, warm it up, freeze it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateSnapshot {
     /// The name of the new snapshot.
     #[schema(
@@ -135,6 +135,28 @@ pub struct CreateSnapshot {
     /// Labels *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+}
+
+impl Default for CreateSnapshot {
+    fn default() -> Self {
+        Self {
+            tag: String::new(),
+            kernel: None,
+            rootfs: None,
+            image: None,
+            initramfs: None,
+            rw: false,
+            tap: None,
+            boot_wait_secs: default_boot_wait(),
+            mem_size_mib: None,
+            vcpus: None,
+            warmup: Vec::new(),
+            warmup_code: None,
+            ready_timeout_secs: None,
+            wait: true,
+            labels: BTreeMap::new(),
+        }
+    }
 }
 
 fn default_boot_wait() -> u64 {

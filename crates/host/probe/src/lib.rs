@@ -43,12 +43,6 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether a guest kernel can boot.
-    #[must_use]
-    pub fn can_run_guests(self) -> bool {
-        self == Self::Native
-    }
-
     /// The verdict in one word, as in the JSON form.
     #[must_use]
     pub fn as_str(self) -> &'static str {

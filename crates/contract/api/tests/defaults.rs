@@ -9,10 +9,7 @@ fn read<T: DeserializeOwned>(json: &str) -> T {
 
 #[test]
 fn a_default_is_the_shortest_request() {
-    assert_eq!(
-        CreateSandboxes::default(),
-        read(r#"{"snapshot_tag": ""}"#)
-    );
+    assert_eq!(CreateSandboxes::default(), read(r#"{"snapshot_tag": ""}"#));
     assert_eq!(CreateSnapshot::default(), read(r#"{"tag": ""}"#));
     assert_eq!(BranchRequest::default(), read("{}"));
     assert_eq!(ExecRequest::default(), read(r#"{"args": []}"#));

@@ -4,12 +4,14 @@
 //! [`Tag`] never asks again whether the tag is safe to use as a file name.
 
 mod digest;
+mod dirs;
 mod id;
 pub mod layer;
 mod size;
 mod tag;
 
 pub use digest::{Digest, InvalidDigest};
+pub use dirs::data_dir;
 pub use id::{InvalidSandboxId, SandboxId};
 pub use size::{InvalidSize, MiB, PAGE_SIZE};
 pub use tag::{InvalidTag, Tag};

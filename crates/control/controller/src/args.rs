@@ -274,17 +274,8 @@ impl ServeArgs {
                 .map(Path::to_owned)
                 .context("--snapshot-root has no parent");
         }
-        if is_root() {
-            return Ok("/var/lib/forkd".into());
-        }
-        let data = match std::env::var_os("XDG_DATA_HOME").filter(|value| !value.is_empty()) {
-            Some(dir) => PathBuf::from(dir),
-            None => {
-                PathBuf::from(std::env::var_os("HOME").context("HOME is not set: give --data-dir")?)
-                    .join(".local/share")
-            }
-        };
-        Ok(data.join("forkd"))
+        forkd_types::data_dir(is_root(), |key| std::env::var_os(key))
+            .context("HOME is not set: give --data-dir")
     }
 
     fn run_dir(&self) -> anyhow::Result<PathBuf> {

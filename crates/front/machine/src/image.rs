@@ -1,6 +1,5 @@
 //! The machine's image: kernel, initramfs and root disk, made by `forkd-image`.
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -9,6 +8,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::dirs::named;
 use crate::error::{MachineError, RecordProblem};
 use crate::programs;
 use crate::progress::Progress;
@@ -47,8 +47,8 @@ impl Image {
     /// The image to start: the folder that `FORKD_MACHINE_IMAGE` names, else what the builder makes or
     /// has made before.
     pub async fn ensure(progress: &dyn Progress) -> Result<Self, MachineError> {
-        match env::var_os("FORKD_MACHINE_IMAGE") {
-            Some(folder) => Self::open(Path::new(&folder)),
+        match named("FORKD_MACHINE_IMAGE") {
+            Some(folder) => Self::open(&folder),
             None => Self::open(&build(progress).await?),
         }
     }

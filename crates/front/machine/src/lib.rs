@@ -49,6 +49,7 @@ pub use layout::Layout;
 pub use machine::Machine;
 pub use name::{InvalidMachineName, MachineName};
 pub use progress::{Progress, Silent, Step};
+pub use qemu::Qemu;
 pub use session::Session;
 pub use start::{DEFAULT_API_PORT, StartOptions, Started};
 pub use status::{RunStatus, State, Status};

@@ -3,6 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use crate::dirs::named;
+
 /// The programs that belong into a machine.
 pub const NAMES: [&str; 7] = [
     "forkd",
@@ -18,8 +20,8 @@ pub const NAMES: [&str; 7] = [
 /// running program.
 #[must_use]
 pub fn folder() -> Option<PathBuf> {
-    match env::var_os("FORKD_PROGRAMS") {
-        Some(folder) => Some(folder.into()),
+    match named("FORKD_PROGRAMS") {
+        Some(folder) => Some(folder),
         None => env::current_exe().ok()?.parent().map(Path::to_owned),
     }
 }

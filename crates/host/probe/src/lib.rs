@@ -16,6 +16,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use forkd_sys::WriteTracker;
+
+pub use forkd_sys::TrackError;
 pub use guest::GuestError;
 use run::Outcome;
 
@@ -71,6 +74,11 @@ pub struct Report {
     pub elapsed_us: u64,
     /// Why the verdict is not `native`, in words.
     pub reason: Option<String>,
+}
+
+/// Whether the kernel follows writes to the memory of a VMM, asked as a VMM asks.
+pub fn follows_writes() -> Result<(), TrackError> {
+    WriteTracker::open().map(drop)
 }
 
 /// Probes `/dev/kvm`.

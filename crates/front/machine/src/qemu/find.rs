@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::dirs::Dirs;
+use crate::dirs::{Dirs, named};
 use crate::error::MachineError;
 
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -14,7 +14,9 @@ const MINIMUM_MAJOR: u32 = 10;
 /// A QEMU that is new enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qemu {
+    /// Where it is.
     pub program: PathBuf,
+    /// What it says its version is.
     pub version: String,
 }
 
@@ -22,8 +24,8 @@ impl Qemu {
     /// The one that `FORKD_QEMU` names, else the first new enough of those in `PATH` and the one that
     /// set-up unpacked into the cache.
     pub fn find(dirs: &Dirs) -> Result<Self, MachineError> {
-        if let Some(named) = env::var_os("FORKD_QEMU") {
-            return Self::first_of([PathBuf::from(named)]);
+        if let Some(named) = named("FORKD_QEMU") {
+            return Self::first_of([named]);
         }
         let path = env::var_os("PATH").unwrap_or_default();
         let in_path = env::split_paths(&path).map(|dir| dir.join(PROGRAM));

@@ -3,5 +3,5 @@
 mod find;
 mod launch;
 
-pub(crate) use find::Qemu;
+pub use find::Qemu;
 pub(crate) use launch::{AGENT_PORT, API_PORT, Launch, launch, running};

@@ -1,6 +1,7 @@
 //! The daemon of this host, and what a benchmark leaves there until it ends.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -38,6 +39,10 @@ pub struct DaemonArgs {
         value_name = "TOKEN"
     )]
     daemon_token: Option<String>,
+
+    /// Certificates (PEM) to trust besides those of the host, for https.
+    #[arg(long, env = "FORKD_CACERT", value_name = "FILE")]
+    daemon_cacert: Option<PathBuf>,
 }
 
 /// What measurements that are repeated take.
@@ -67,9 +72,24 @@ pub struct Daemon {
 
 impl Daemon {
     fn connect(args: &DaemonArgs, what: &str) -> anyhow::Result<Self> {
-        let target: Target = args.daemon_url.parse()?;
+        // A variable that is empty counts as not set.
+        let url = match args.daemon_url.as_str() {
+            "" => forkd_api::DEFAULT_URL,
+            url => url,
+        };
+        let target: Target = url.parse()?;
+        let token = args.daemon_token.clone();
+        let cacert = args.daemon_cacert.as_deref();
+        let client = match cacert.filter(|path| !path.as_os_str().is_empty()) {
+            Some(path) => {
+                let pem = std::fs::read(path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                Client::trusting(&target, token, &pem)?
+            }
+            None => Client::new(&target, token)?,
+        };
         Ok(Self {
-            client: Client::new(&target, args.daemon_token.clone())?,
+            client,
             image: args.image.clone(),
             prefix: format!("bench-{what}-{}-", std::process::id()),
         })
@@ -89,7 +109,6 @@ impl Daemon {
             image: Some(self.image.clone()),
             mem_size_mib: Some(memory.0),
             rw: true,
-            wait: true,
             ..CreateSnapshot::default()
         };
         self.client
@@ -104,7 +123,6 @@ impl Daemon {
         let request = CreateSandboxes {
             snapshot_tag: tag.to_owned(),
             n: u32::try_from(n)?,
-            wait: true,
             ..CreateSandboxes::default()
         };
         let children = self.client.spawn(&request).await?;

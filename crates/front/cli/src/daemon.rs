@@ -1,6 +1,5 @@
 //! Finding and asking the daemon.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
@@ -42,20 +41,26 @@ fn target(args: &DaemonArgs) -> Result<Target, InvalidTarget> {
 
 /// The machine that `forkd machine` means without `--name`.
 pub fn machine_port() -> Option<u16> {
-    let name = match std::env::var("FORKD_MACHINE") {
-        Ok(name) => name.parse().ok()?,
-        Err(_) => MachineName::default(),
+    let name = match variable("FORKD_MACHINE") {
+        Some(name) => name.parse().ok()?,
+        None => MachineName::default(),
     };
     Machine::named(name).ok()?.daemon_port()
 }
 
+/// A variable of the environment; an empty one counts as not set.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 fn local_socket() -> Option<PathBuf> {
-    let user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let user = variable("XDG_RUNTIME_DIR").map(PathBuf::from);
     [Some(PathBuf::from("/run")), user]
         .into_iter()
         .flatten()
         .map(|dir| dir.join(SOCKET))
-        .find(|path| path.exists())
+        // One that may not be looked at is there.
+        .find(|path| path.try_exists().unwrap_or(true))
 }
 
 /// Runs the asynchronous part of a command.
@@ -77,17 +82,17 @@ pub fn failed(error: Error) -> CliError {
             "name the certificate to trust with --daemon-cacert or FORKD_CACERT, and the host as it does"
                 .to_owned(),
         ),
+        Error::Unreachable { .. } if error.is_forbidden() => Some(
+            "join the group forkd (sudo usermod -aG forkd NAME, then log in again), or run this as root"
+                .to_owned(),
+        ),
         Error::Unreachable { target, .. } => Some(start_hint(target)),
         Error::Refused { .. } if error.code() == Some(ErrorCode::MissingToken) => {
             Some("set FORKD_TOKEN or give --daemon-token".to_owned())
         }
         other => other.hint().map(str::to_owned),
     };
-    let error = CliError::from(anyhow::Error::from(error));
-    match hint {
-        Some(hint) => error.with_hint(hint),
-        None => error,
-    }
+    CliError::new(error.into(), hint)
 }
 
 fn start_hint(target: &str) -> String {
@@ -99,17 +104,4 @@ fn start_hint(target: &str) -> String {
     format!(
         "start one with `forkd-controller serve`, or `forkd machine start` on a host without KVM{elsewhere}"
     )
-}
-
-/// `KEY=VALUE` pairs.
-pub fn pairs(texts: &[String]) -> Result<BTreeMap<String, String>, CliError> {
-    texts
-        .iter()
-        .map(|text| {
-            text.split_once('=')
-                .filter(|(key, _)| !key.is_empty())
-                .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                .ok_or_else(|| CliError::from(anyhow!("{text:?} is not KEY=VALUE")))
-        })
-        .collect()
 }

@@ -1,7 +1,7 @@
 //! `forkd`: the command line.
 //!
-//! `args/` says what can be typed, `commands/` what is done about it: one file per subcommand in
-//! both. A command prints data to stdout and talk to stderr through [`ui::Ui`], and fails with
+//! `args/` says what can be typed, with a file for each group of subcommands; `commands/` what is done about it, with a
+//! file for each subcommand. A command prints data to stdout and talk to stderr through [`ui::Ui`], and fails with
 //! [`error::CliError`], which `main` prints once.
 
 mod args;
@@ -9,16 +9,19 @@ mod commands;
 mod daemon;
 mod error;
 mod outcome;
+mod signals;
 mod table;
+mod terminal;
 mod ui;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 fn main() -> ExitCode {
-    let cli = args::Cli::parse();
-    let ui = ui::Ui::from_env();
+    let matches = args::command().get_matches();
+    let cli = args::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let ui = ui::Ui::from_env(args::wants_json(&matches));
     match commands::run(cli, &ui) {
         Ok(exit) => exit.into(),
         Err(error) => error.report(&ui).into(),

@@ -1,10 +1,10 @@
 //! What became of each of several objects.
 
-use forkd_api::ErrorCode;
+use forkd_api::{ErrorBody, ErrorCode};
 use forkd_client::Error;
 use serde::Serialize;
 
-use crate::error::{CliResult, Exit};
+use crate::error::{CliResult, Exit, origin};
 use crate::ui::Ui;
 
 /// What became of one.
@@ -18,18 +18,34 @@ pub struct Outcome {
     code: Option<ErrorCode>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
+    #[serde(skip)]
+    origin: Option<String>,
 }
 
 impl Outcome {
     /// Of the object of that name.
     pub fn new(name: String, result: Result<(), Error>) -> Self {
         let error = result.err();
+        let body: Option<&ErrorBody> = error.as_ref().and_then(Error::body);
         Self {
             name,
             ok: error.is_none(),
-            code: error.as_ref().and_then(Error::code),
-            hint: error.as_ref().and_then(|e| e.hint().map(str::to_owned)),
+            code: body.map(|body| body.code),
+            hint: body.and_then(|body| body.hint.clone()),
+            request_id: body.and_then(|body| body.request_id.clone()),
+            origin: body.map(origin),
             error: error.map(|error| error.to_string()),
+        }
+    }
+
+    fn line(&self) -> String {
+        let name = &self.name;
+        match (&self.error, &self.origin) {
+            (None, _) => format!("✓ {name}"),
+            (Some(error), None) => format!("✗ {name} ({error})"),
+            (Some(error), Some(origin)) => format!("✗ {name} ({error}; {origin})"),
         }
     }
 }
@@ -40,10 +56,7 @@ pub fn show(outcomes: &[Outcome], json: bool, ui: &Ui) -> CliResult {
         ui.json(&outcomes)?;
     } else {
         for one in outcomes {
-            match &one.error {
-                None => ui.line(format_args!("✓ {}", one.name))?,
-                Some(error) => ui.line(format_args!("✗ {} ({error})", one.name))?,
-            }
+            ui.line(one.line())?;
             if let Some(hint) = &one.hint {
                 ui.aside(hint);
             }

@@ -13,15 +13,22 @@ const DIM: &str = "2";
 #[derive(Debug, Clone, Copy)]
 pub struct Ui {
     color: bool,
+    json: bool,
 }
 
 impl Ui {
-    /// Colour when stderr is a terminal and `NO_COLOR` is unset or empty.
-    pub fn from_env() -> Self {
+    /// Colour when stderr is a terminal and `NO_COLOR` is unset or empty. With `json` failures are data, too.
+    pub fn from_env(json: bool) -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self {
             color: !refused && io::stderr().is_terminal(),
+            json,
         }
+    }
+
+    /// A program reads what is printed.
+    pub fn wants_json(&self) -> bool {
+        self.json
     }
 
     /// Writes a line of data to stdout.
@@ -59,16 +66,21 @@ impl Ui {
         self.talk(self.paint(DIM, &text.to_string()));
     }
 
-    /// `error:` with its causes, a blank line, and `hint:`.
+    /// `error:` with where it comes from and its causes, a blank line, and `hint:`.
     pub fn error<'a>(
         &self,
         chain: impl Iterator<Item = &'a (dyn std::error::Error + 'static)>,
+        origin: Option<&str>,
         hint: Option<&str>,
     ) {
         let mut out = String::new();
         for (depth, cause) in chain.enumerate() {
             if depth == 0 {
                 out.push_str(&format!("{} {cause}", self.paint(RED, "error:")));
+                if let Some(origin) = origin {
+                    let origin = self.paint(DIM, &format!("({origin})"));
+                    out.push_str(&format!(" {origin}"));
+                }
             } else {
                 out.push_str(&format!("\n  caused by: {cause}"));
             }

@@ -1,6 +1,8 @@
 //! What people see: text, streams and exit codes of commands that need no running machine.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -86,7 +88,7 @@ const START: [&str; 8] = [
 #[test]
 fn exec_without_a_machine() {
     insta::assert_snapshot!(User::new().run(&["machine", "exec", "--", "true"]), @r#"
-    exit: 1
+    exit: 125
     --- stdout
     --- stderr
     error: machine "default" is not running
@@ -98,7 +100,7 @@ fn exec_without_a_machine() {
 #[test]
 fn the_hint_names_the_machine() {
     insta::assert_snapshot!(User::new().run(&["machine", "shell", "--name", "other"]), @r#"
-    exit: 1
+    exit: 125
     --- stdout
     --- stderr
     error: machine "other" is not running
@@ -150,6 +152,15 @@ fn stop_and_rm_of_nothing_are_fine() {
     --- stderr
     there is no machine default
     ");
+    insta::assert_snapshot!(user.run(&["machine", "rm", "--json"]), @r#"
+    exit: 0
+    --- stdout
+    {
+      "name": "default",
+      "removed": false
+    }
+    --- stderr
+    "#);
 }
 
 #[test]
@@ -293,7 +304,37 @@ fn wrong_usage_is_exit_code_2() {
         &["machine", "start", "--memory", "lots"],
         &["machine", "start", "--name", "../x"],
         &["machine", "exec"],
+        &["machine", "exec", "-e", "bad", "--", "true"],
         &["machine"],
+        &["exec", "-e", "bad", "sb-1", "--", "true"],
+        &["exec", "-e", "=bad", "sb-1", "--", "true"],
+        &["exec", "-i", "--json", "sb-1", "--", "true"],
+        &["exec", "-i", "--timeout-secs", "9", "sb-1", "--", "true"],
+        &["spawn", "--tag", "x", "--label", "bad"],
+        &[
+            "fork",
+            "--sandbox",
+            "sb-1",
+            "-n",
+            "1",
+            "--memory-limit-mib",
+            "9",
+        ],
+        &["fork", "--sandbox", "sb-1", "-n", "1", "--per-child-netns"],
+        &["snapshot", "--from-sandbox", "sb-1", "--warmup", "true"],
+        &["snapshot", "--from-sandbox", "sb-1", "--warmup-code", "1"],
+        &["snapshot", "--from-sandbox", "sb-1", "--vcpus", "2"],
+        &[
+            "snapshot",
+            "--from-sandbox",
+            "sb-1",
+            "--mem-size-mib",
+            "512",
+        ],
+        &["snapshot", "--from-sandbox", "sb-1", "--kernel", "/k"],
+        &["snapshot", "--from-sandbox", "sb-1", "--rootfs", "/r"],
+        &["snapshot", "--from-sandbox", "sb-1", "--image", "x"],
+        &["snapshot", "--tag", "x", "--image", "x", "--rootfs", "/r"],
         &["frobnicate"],
         &[],
     ] {
@@ -306,12 +347,15 @@ fn wrong_usage_is_exit_code_2() {
 #[test]
 fn where_things_are() {
     let user = User::new();
-    insta::assert_snapshot!(user.run(&["where"]), @r"
-    exit: 0
-    --- stdout
-    [HOME]/.local/share/forkd
-    --- stderr
-    ");
+    let data = if rustix::process::geteuid().is_root() {
+        "/var/lib/forkd"
+    } else {
+        "[HOME]/.local/share/forkd"
+    };
+    assert_eq!(
+        user.run(&["where"]),
+        format!("exit: 0\n--- stdout\n{data}\n--- stderr\n")
+    );
     let output = user
         .command(&["where"])
         .env_remove("HOME")
@@ -323,30 +367,65 @@ fn where_things_are() {
     --- stderr
     error: no home directory: neither HOME nor the XDG variables are set
 
-    hint: set HOME, or XDG_DATA_HOME, XDG_CACHE_HOME, XDG_STATE_HOME and XDG_CONFIG_HOME
+    hint: set HOME, or XDG_DATA_HOME, XDG_CACHE_HOME and XDG_STATE_HOME
     ");
+}
+
+/// The names below `Commands:` in a help text.
+fn listed(help: &str) -> Vec<String> {
+    help.lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
 fn completions_and_manual_know_every_command() {
     let user = User::new();
+    let print = |args: &[&str]| {
+        let output = user.command(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let names = listed(&print(&["--help"]));
+    assert!(names.len() > 25, "{names:?}");
     for args in [
         &["completions", "bash"][..],
         &["completions", "fish"],
+        &["completions", "zsh"],
         &["man"],
     ] {
-        let output = user.command(args).output().unwrap();
-        assert!(output.status.success(), "{args:?}");
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(text.contains("machine"), "{args:?} does not know machine");
+        // A manual page writes a hyphen so that it stays one.
+        let text = print(args).replace("\\-", "-");
+        let words: Vec<&str> = text
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+            .map(|word| word.strip_prefix("forkd-").unwrap_or(word))
+            .collect();
+        for name in &names {
+            assert!(
+                words.contains(&name.as_str()),
+                "{args:?} does not know {name}"
+            );
+        }
     }
     let folder = user.path("man");
-    let output = user
-        .command(&["man", "--out", folder.to_str().unwrap()])
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    assert!(folder.join("forkd-machine-start.1").exists());
+    print(&["man", "--out", folder.to_str().unwrap()]);
+    for name in &names {
+        let page = |name: &str| folder.join(format!("forkd-{name}.1")).exists();
+        assert!(page(name), "{name} has no page");
+        if name == "bench" {
+            continue;
+        }
+        for below in listed(&print(&[name, "--help"])) {
+            assert!(
+                page(&format!("{name}-{below}")),
+                "{name} {below} has no page"
+            );
+        }
+    }
 }
 
 #[test]
@@ -386,4 +465,172 @@ fn a_host_without_certificates_can_have_a_daemon() {
     let shown = user.show(command.output().unwrap());
     assert!(shown.contains("127.0.0.1:1"), "{shown}");
     assert!(!shown.contains("certificates"), "{shown}");
+}
+
+/// Something at a port of this host that answers every request with the same.
+struct Fake {
+    url: String,
+}
+
+impl Fake {
+    fn new(status: &str, body: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let answer = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                let Ok(mut connection) = connection else {
+                    return;
+                };
+                let mut request = Vec::new();
+                let mut chunk = [0; 4096];
+                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                    match connection.read(&mut chunk) {
+                        Ok(length @ 1..) => request.extend_from_slice(&chunk[..length]),
+                        _ => break,
+                    }
+                }
+                let _ = connection.write_all(answer.as_bytes());
+            }
+        });
+        Self { url }
+    }
+
+    /// A daemon that knows no sandbox.
+    fn refusing() -> Self {
+        Self::new(
+            "404 Not Found",
+            r#"{"error": "no sandbox sb-1", "code": "sandbox_not_found", "hint": "`forkd ls` lists them", "request_id": "r-7"}"#,
+        )
+    }
+}
+
+#[test]
+fn a_refusal_says_where_it_comes_from() {
+    let user = User::new();
+    let fake = Fake::refusing();
+    let ask = |args: &[&str]| {
+        let output = user.command(args).env("FORKD_URL", &fake.url).output();
+        user.show(output.unwrap())
+    };
+    insta::assert_snapshot!(ask(&["rollback", "sb-1"]), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: no sandbox sb-1 (sandbox_not_found, request r-7)
+
+    hint: `forkd ls` lists them
+    ");
+    insta::assert_snapshot!(ask(&["rollback", "sb-1", "--json"]), @r#"
+    exit: 1
+    --- stdout
+    {
+      "error": "no sandbox sb-1",
+      "code": "sandbox_not_found",
+      "hint": "`forkd ls` lists them",
+      "request_id": "r-7"
+    }
+    --- stderr
+    "#);
+    insta::assert_snapshot!(ask(&["kill", "sb-1"]), @r"
+    exit: 1
+    --- stdout
+    ✗ sb-1 (no sandbox sb-1; sandbox_not_found, request r-7)
+    --- stderr
+    `forkd ls` lists them
+    ");
+}
+
+#[test]
+fn a_failure_of_forkd_is_told_from_one_of_the_guest() {
+    let user = User::new();
+    let fake = Fake::refusing();
+    for args in [
+        &["exec", "sb-1", "--", "true"][..],
+        &["exec", "--json", "sb-1", "--", "true"],
+        &["exec", "-i", "sb-1", "--", "true"],
+        &["run", "--", "true"],
+        &["shell", "sb-1"],
+    ] {
+        let mut command = user.command(args);
+        let output = command.env("FORKD_URL", &fake.url).output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "{args:?}");
+    }
+}
+
+#[test]
+fn a_failure_without_an_answer_is_data_too() {
+    let shown = User::new().run(&["ls", "--json", "--daemon-url", "http://127.0.0.1:1"]);
+    assert!(shown.starts_with("exit: 1\n--- stdout\n{\n"), "{shown}");
+    assert!(shown.ends_with("}\n--- stderr\n"), "{shown}");
+    assert!(
+        shown.contains(r#""error": "no daemon answers at http://127.0.0.1:1""#),
+        "{shown}"
+    );
+}
+
+#[test]
+fn this_host_is_not_asked_through_a_proxy() {
+    let user = User::new();
+    let fake = Fake::new("200 OK", "[]");
+    for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+        let mut command = user.command(&["ls", "--daemon-url", &fake.url]);
+        let output = command.env(name, "http://127.0.0.1:1").output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", user.show(output));
+    }
+}
+
+#[test]
+fn an_empty_variable_counts_as_not_set() {
+    let user = User::new();
+    let fake = Fake::new("200 OK", "[]");
+    let mut command = user.command(&["ls", "--daemon-url", &fake.url]);
+    for name in [
+        "FORKD_URL",
+        "FORKD_TOKEN",
+        "FORKD_CACERT",
+        "FORKD_MACHINE",
+        "FORKD_TAP",
+    ] {
+        command.env(name, "");
+    }
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", user.show(output));
+    let mut command = user.command(&["machine", "status"]);
+    let shown = user.show(command.env("FORKD_MACHINE", "").output().unwrap());
+    assert!(shown.contains("machine       default\n"), "{shown}");
+}
+
+#[test]
+fn what_is_typed_comes_before_what_is_in_the_environment() {
+    let user = User::new();
+    let snapshot =
+        r#"{"tag": "t", "dir": "/d", "created_at_unix": 1, "status": "ready", "bootable": true}"#;
+    let fake = Fake::new("201 Created", snapshot);
+    for args in [
+        &["snapshot", "--tag", "t", "--image", "x"][..],
+        &["snapshot", "--tag", "t", "--from-sandbox", "sb-1"],
+        &["snapshot", "--tag", "t"],
+    ] {
+        let output = user
+            .command(args)
+            .env("FORKD_URL", &fake.url)
+            .env("FORKD_ROOTFS", "/r")
+            .env("FORKD_KERNEL", "/k")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", user.show(output));
+    }
+}
+
+#[test]
+fn a_certificate_that_is_none_is_named_by_the_doctor() {
+    let user = User::new();
+    let path = user.path("none.pem");
+    let shown = user.run(&["doctor", "--daemon-cacert", path.to_str().unwrap()]);
+    assert!(shown.contains("cannot read [HOME]/none.pem"), "{shown}");
+    assert!(!shown.contains("http://HOST:PORT"), "{shown}");
 }

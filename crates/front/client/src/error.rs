@@ -1,5 +1,7 @@
 //! Why a request did not succeed.
 
+use std::io;
+
 use forkd_api::{ErrorBody, ErrorCode};
 use thiserror::Error as ThisError;
 
@@ -49,28 +51,45 @@ pub enum Error {
 }
 
 impl Error {
-    /// The innermost cause: what the layers of an HTTP client say above it helps nobody.
+    /// The innermost cause: what the layers of an HTTP client say above it helps nobody. One of the system keeps its
+    /// kind.
     pub(crate) fn root(error: reqwest::Error) -> Box<dyn std::error::Error + Send + Sync> {
-        let mut cause: &dyn std::error::Error = &error;
+        let mut cause: &(dyn std::error::Error + 'static) = &error;
         while let Some(source) = cause.source() {
             cause = source;
         }
-        cause.to_string().into()
+        let text = cause.to_string();
+        match cause.downcast_ref::<io::Error>() {
+            Some(error) => Box::new(io::Error::new(error.kind(), text)),
+            None => text.into(),
+        }
+    }
+
+    /// The daemon may be there, and this user may not speak to it.
+    pub fn is_forbidden(&self) -> bool {
+        let Self::Unreachable { source, .. } = self else {
+            return false;
+        };
+        source
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    /// What the daemon said, if it answered.
+    pub fn body(&self) -> Option<&ErrorBody> {
+        match self {
+            Self::Refused { body, .. } => Some(body),
+            _ => None,
+        }
     }
 
     /// The daemon's code, if it answered.
     pub fn code(&self) -> Option<ErrorCode> {
-        match self {
-            Self::Refused { body, .. } => Some(body.code),
-            _ => None,
-        }
+        self.body().map(|body| body.code)
     }
 
     /// What to do about it, if the daemon said so.
     pub fn hint(&self) -> Option<&str> {
-        match self {
-            Self::Refused { body, .. } => body.hint.as_deref(),
-            _ => None,
-        }
+        self.body().and_then(|body| body.hint.as_deref())
     }
 }

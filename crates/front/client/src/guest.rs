@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use forkd_api::routes::{self, fill, push_escaped};
 use forkd_api::{
-    EvalRequest, EvalResponse, EventInfo, ExecFrame, ExecRequest, ExecResponse, FileEntry,
-    PingResponse, WriteResult,
+    EvalRequest, EvalResponse, EventInfo, ExecFrame, ExecRequest, ExecResponse, PingResponse,
+    WriteResult,
 };
-use futures::{Stream, StreamExt};
-use reqwest::Method;
+use futures::{Stream, StreamExt, TryStream};
+use reqwest::{Body, Method};
 
 use crate::stream::Frames;
 use crate::{Client, Error};
@@ -50,7 +50,12 @@ impl Client {
             code: code.to_owned(),
             timeout_secs: None,
         };
-        self.json(self.post(&fill(routes::EVAL, &[id]), &request))
+        self.eval_with(id, &request).await
+    }
+
+    /// Evaluates code in the warm interpreter, for a time of the caller's choice.
+    pub async fn eval_with(&self, id: &str, request: &EvalRequest) -> Result<EvalResponse, Error> {
+        self.json(self.post(&fill(routes::EVAL, &[id]), request))
             .await
     }
 
@@ -81,25 +86,25 @@ impl Client {
             .map(|chunk| chunk.map_err(|error| Error::CutOff(Error::root(error)))))
     }
 
-    /// Writes a file.
-    pub async fn write_file(
+    /// Writes a file, as its content comes. It has its name when all of it is there.
+    pub async fn write_file<S>(
         &self,
         id: &str,
         path: &str,
         mode: Option<u32>,
-        content: reqwest::Body,
-    ) -> Result<WriteResult, Error> {
+        content: S,
+    ) -> Result<WriteResult, Error>
+    where
+        S: TryStream + Send + 'static,
+        S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+        Bytes: From<S::Ok>,
+    {
         let mut url = with_path(routes::FILES, id, path);
         if let Some(mode) = mode {
             url.push_str(&format!("&mode={mode:o}"));
         }
+        let content = Body::wrap_stream(content);
         self.json(self.request(Method::PUT, &url).body(content))
-            .await
-    }
-
-    /// Lists a directory.
-    pub async fn list_files(&self, id: &str, path: &str) -> Result<Vec<FileEntry>, Error> {
-        self.json(self.get(&with_path(routes::FILES_LIST, id, path)))
             .await
     }
 

@@ -4,7 +4,7 @@ use forkd_api::routes::{self, fill};
 use forkd_api::{
     BranchRequest, CheckpointInfo, CheckpointRequest, CreateSandboxes, CreateWorkspace,
     ForkRequest, RollbackInfo, RollbackRequest, SandboxInfo, SandboxStats, SnapshotInfo,
-    SuspendRequest, UpdateSandbox, WorkspaceInfo,
+    SuspendRequest, WorkspaceInfo,
 };
 use reqwest::Method;
 
@@ -24,19 +24,6 @@ impl Client {
     /// What each live sandbox uses.
     pub async fn stats(&self) -> Result<Vec<SandboxStats>, Error> {
         self.json(self.get(routes::STATS)).await
-    }
-
-    /// One sandbox.
-    pub async fn sandbox(&self, id: &str) -> Result<SandboxInfo, Error> {
-        self.json(self.get(&fill(routes::SANDBOX, &[id]))).await
-    }
-
-    /// Changes when a sandbox expires, or its labels.
-    pub async fn update(&self, id: &str, request: &UpdateSandbox) -> Result<SandboxInfo, Error> {
-        let request = self
-            .request(Method::PATCH, &fill(routes::SANDBOX, &[id]))
-            .json(request);
-        self.json(request).await
     }
 
     /// Ends a sandbox.
@@ -86,18 +73,6 @@ impl Client {
         request: &RollbackRequest,
     ) -> Result<RollbackInfo, Error> {
         self.json(self.post(&fill(routes::ROLLBACK, &[id]), request))
-            .await
-    }
-
-    /// Stops a sandbox's vCPUs.
-    pub async fn pause(&self, id: &str) -> Result<SandboxInfo, Error> {
-        self.json(self.request(Method::POST, &fill(routes::PAUSE, &[id])))
-            .await
-    }
-
-    /// Lets a paused sandbox go on.
-    pub async fn resume(&self, id: &str) -> Result<SandboxInfo, Error> {
-        self.json(self.request(Method::POST, &fill(routes::RESUME, &[id])))
             .await
     }
 

@@ -1,6 +1,7 @@
 //! Where the daemon is.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -67,6 +68,22 @@ impl Target {
         matches!(self, Self::Url(url) if url.starts_with("https://"))
     }
 
+    /// It is at an address of this host that no other host can reach.
+    pub(crate) fn is_loopback(&self) -> bool {
+        let Self::Url(url) = self else {
+            return true;
+        };
+        let url = reqwest::Url::parse(url);
+        let Some(host) = url.as_ref().ok().and_then(reqwest::Url::host_str) else {
+            return false;
+        };
+        let address = host.trim_start_matches('[').trim_end_matches(']');
+        match address.parse::<IpAddr>() {
+            Ok(address) => address.is_loopback(),
+            Err(_) => host == "localhost" || host.ends_with(".localhost"),
+        }
+    }
+
     /// What goes before a route.
     pub(crate) fn base(&self) -> &str {
         match self {
@@ -79,6 +96,29 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn this_host_is_told_from_others() {
+        let at = |text: &str| text.parse::<Target>().unwrap().is_loopback();
+        for text in [
+            "http://127.0.0.1:8889",
+            "http://127.1.2.3",
+            "http://localhost:1",
+            "https://LOCALHOST",
+            "http://a.localhost:1",
+            "http://[::1]:8889",
+            "unix:///run/x.sock",
+        ] {
+            assert!(at(text), "{text}");
+        }
+        for text in [
+            "http://10.0.0.1:8889",
+            "http://localhost.example",
+            "http://[::2]:1",
+        ] {
+            assert!(!at(text), "{text}");
+        }
+    }
 
     #[test]
     fn addresses_people_write() {

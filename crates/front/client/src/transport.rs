@@ -56,6 +56,8 @@ impl Client {
             };
             match target {
                 Target::Unix(path) => builder.unix_socket(path.as_path()).no_proxy(),
+                // A proxy is another host, and there another daemon is at home.
+                Target::Url(_) if target.is_loopback() => builder.no_proxy(),
                 Target::Url(_) => builder,
             }
         };

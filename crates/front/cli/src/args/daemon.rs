@@ -8,8 +8,8 @@ use clap::Args;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Daemon")]
 pub struct DaemonArgs {
-    /// http://HOST:PORT, https://HOST:PORT or unix:///PATH [default: the local socket if there is one, else
-    /// http://127.0.0.1:8889]
+    /// http://HOST:PORT, https://HOST:PORT or unix:///PATH [default: the machine that runs, else the local socket,
+    /// else http://127.0.0.1:8889]
     #[arg(long, env = "FORKD_URL", value_name = "URL", global = true)]
     pub daemon_url: Option<String>,
     /// Bearer token

@@ -2,25 +2,27 @@
 
 use clap::Args;
 
-use super::DaemonArgs;
+use super::{DEFAULT_IMAGE, DaemonArgs, pair};
 
 /// Arguments of `forkd exec`.
 #[derive(Debug, Args)]
-#[command(after_help = "The exit code is that of the command.\n\nExamples:\n  \
+#[command(
+    after_help = "The exit code is that of the command, 125 if forkd itself failed.\n\nExamples:\n  \
     forkd exec sb-… -- uname -a\n  \
-    echo hello | forkd exec -i sb-… -- tr a-z A-Z")]
+    echo hello | forkd exec -i sb-… -- tr a-z A-Z"
+)]
 pub struct ExecArgs {
     /// The sandbox
     pub id: String,
-    /// Pass standard input on
-    #[arg(short, long)]
+    /// Pass standard input on, without a limit on its time
+    #[arg(short, long, conflicts_with_all = ["json", "timeout_secs"])]
     pub interactive: bool,
     /// Kill it after this many seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub timeout_secs: u64,
     /// Set a variable; may be given several times
-    #[arg(short, long = "env", value_name = "KEY=VALUE")]
-    pub env: Vec<String>,
+    #[arg(short, long = "env", value_name = "KEY=VALUE", value_parser = pair)]
+    pub env: Vec<(String, String)>,
     /// Where to run it
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<String>,
@@ -43,6 +45,9 @@ pub struct ExecArgs {
 pub struct EvalArgs {
     /// The sandbox
     pub id: String,
+    /// Give it up after this many seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout_secs: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -64,6 +69,7 @@ pub struct PingArgs {
 
 /// Arguments of `forkd shell`.
 #[derive(Debug, Args)]
+#[command(after_help = "The exit code is that of the shell, 125 if forkd itself failed.")]
 pub struct ShellArgs {
     /// The sandbox
     pub id: String,
@@ -87,6 +93,9 @@ pub struct CpArgs {
     pub from: String,
     /// A file here, or ID:/PATH; - is standard output
     pub to: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
@@ -95,16 +104,19 @@ pub struct CpArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "The first run of an image builds a snapshot of it; later ones fork that.\n\
-    The exit code is that of the command.\n\nExamples:\n  \
+    The exit code is that of the command, 125 if forkd itself failed.\n\nExamples:\n  \
     forkd run --image python-numpy -- python3 -c 'import numpy; print(numpy.zeros(5).tolist())'"
 )]
 pub struct RunArgs {
     /// The image
-    #[arg(long, default_value = "python-numpy")]
+    #[arg(long, default_value = DEFAULT_IMAGE)]
     pub image: String,
     /// Kill it after this many seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub timeout_secs: u64,
+    /// Print JSON when it has ended
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: DaemonArgs,
     /// Program and arguments

@@ -6,6 +6,8 @@ use clap::{Args, Subcommand};
 use forkd_machine::{AccelChoice, MachineName};
 use forkd_types::MiB;
 
+use super::pair;
+
 /// Arguments of `forkd machine`.
 #[derive(Debug, Args)]
 #[command(
@@ -126,13 +128,13 @@ pub struct LsArgs {
 #[command(after_help = "Examples:\n  \
     forkd machine exec -- sh -c 'dmesg | grep -i svm'\n  \
     tar c . | forkd machine exec -- tar x -C /tmp\n\n\
-    Input and output are streamed; the exit code is the command's own, or 128 and the number of\n\
-    the signal that ended it. Ctrl-C is passed on.")]
+    Input and output are streamed; the exit code is the command's own, 128 and the number of the\n\
+    signal that ended it, or 125 if forkd itself failed. Ctrl-C is passed on.")]
 pub struct ExecArgs {
     #[command(flatten)]
     pub machine: NameArg,
     /// Set a variable of the environment
-    #[arg(long, short, value_name = "KEY=VALUE", value_parser = parse_variable)]
+    #[arg(long, short, value_name = "KEY=VALUE", value_parser = pair)]
     pub env: Vec<(String, String)>,
     /// Run in this directory
     #[arg(long, short = 'C', value_name = "DIR")]
@@ -176,8 +178,8 @@ pub struct SyncArgs {
 /// Arguments of `forkd machine cp`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    forkd machine cp ./test.bin :/tmp/            into the machine\n  \
-    forkd machine cp :/var/lib/forkd/log ./log    out of it\n\n\
+    forkd machine cp ./test.bin :/tmp/                        into the machine\n  \
+    forkd machine cp :/var/log/forkd-controller.log ./log     out of it\n\n\
     A path with a colon in front is one in the machine. Folders are copied with what is in them.")]
 pub struct CpArgs {
     #[command(flatten)]
@@ -186,6 +188,9 @@ pub struct CpArgs {
     pub from: String,
     /// Where to; a colon in front means in the machine
     pub to: String,
+    /// Print what was copied as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `forkd machine logs`.
@@ -209,13 +214,9 @@ pub struct RmArgs {
     /// Do not ask, and stop it if it runs
     #[arg(long, short)]
     pub force: bool,
-}
-
-fn parse_variable(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(format!("{text:?} is not KEY=VALUE")),
-    }
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// One end of a copy.

@@ -1,4 +1,4 @@
-//! What can be typed. One file per subcommand; no behaviour here.
+//! What can be typed: a file for each group of subcommands. No behaviour here.
 
 mod bench;
 mod completions;
@@ -13,7 +13,7 @@ mod snapshot;
 mod r#where;
 mod workspace;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, Parser, Subcommand};
 
 pub use bench::BenchArgs;
 pub use completions::CompletionsArgs;
@@ -33,6 +33,9 @@ pub use snapshot::{
 pub use r#where::WhereArgs;
 pub use workspace::{WorkspaceArgs, WorkspaceCommand};
 
+/// The image of commands that need one, unless another is named.
+pub const DEFAULT_IMAGE: &str = "python-numpy";
+
 /// fork(2) for machines: start microVMs copy-on-write from a warm parent.
 #[derive(Debug, Parser)]
 #[command(
@@ -41,12 +44,73 @@ pub use workspace::{WorkspaceArgs, WorkspaceCommand};
     propagate_version = true,
     disable_help_subcommand = true,
     arg_required_else_help = true,
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage; `exec` passes the guest's own code on.\n\
-                  Colour is off when NO_COLOR is set or the output is not a terminal."
+    after_help = "Exit codes:\n  \
+        0    done\n  \
+        1    failed\n  \
+        2    wrong usage\n  \
+        125  `exec`, `run`, `shell` and those of `machine`: forkd itself failed. All else is the code of the\n       \
+             program: 126 it cannot be run, 127 it is not there, 128 and a signal it was killed (143 when its\n       \
+             time was over)\n  \
+        130  interrupted\n\n\
+        With --json an error is an object with `error`, and `code`, `hint` and `request_id` where there are any.\n\
+        A variable FORKD_… that is empty counts as not set. Colour is off when NO_COLOR is set or the output is\n\
+        not a terminal."
 )]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// All that can be typed. A variable that is empty counts as not set.
+pub fn command() -> clap::Command {
+    without_empty(Cli::command())
+}
+
+fn without_empty(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| {
+            let value = arg.get_env().and_then(std::env::var_os);
+            if value.is_some_and(|value| value.is_empty()) {
+                arg.env(None::<&'static str>)
+            } else {
+                arg
+            }
+        })
+        .mut_subcommands(without_empty)
+}
+
+/// Whether `--json` was typed, after whichever subcommand.
+pub fn wants_json(matches: &ArgMatches) -> bool {
+    let here = matches.try_get_one::<bool>("json");
+    here.is_ok_and(|json| json == Some(&true))
+        || matches
+            .subcommand()
+            .is_some_and(|(_, below)| wants_json(below))
+}
+
+impl Command {
+    /// Its exit code is that of a program somewhere else.
+    pub fn passes_code_on(&self) -> bool {
+        use machine::MachineCommand;
+        match self {
+            Self::Exec(_) | Self::Run(_) | Self::Shell(_) => true,
+            Self::Machine(args) => {
+                matches!(
+                    args.command,
+                    MachineCommand::Exec(_) | MachineCommand::Shell(_)
+                )
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A word of the form `KEY=VALUE`.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not KEY=VALUE")),
+    }
 }
 
 /// Every subcommand of `forkd`.

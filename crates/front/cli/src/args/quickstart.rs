@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::DaemonArgs;
+use super::{DEFAULT_IMAGE, DaemonArgs};
 
 /// Arguments of `forkd quickstart`.
 #[derive(Debug, Args)]
@@ -11,7 +11,7 @@ pub struct QuickstartArgs {
     #[arg(short, long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
     /// The image
-    #[arg(long, default_value = "python-numpy")]
+    #[arg(long, default_value = DEFAULT_IMAGE)]
     pub image: String,
     /// Taken for compatibility: nothing is asked
     #[arg(short, long, hide = true)]

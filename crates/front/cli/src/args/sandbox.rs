@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::DaemonArgs;
+use super::{DaemonArgs, pair};
 
 /// Arguments of `forkd spawn`.
 #[derive(Debug, Args)]
@@ -16,7 +16,7 @@ pub struct SpawnArgs {
     /// How many
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
-    /// Give each child a network namespace of its own
+    /// Taken for compatibility; sandboxes have no network
     #[arg(long)]
     pub per_child_netns: bool,
     /// Limit on host memory for each child
@@ -26,8 +26,8 @@ pub struct SpawnArgs {
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<humantime::Duration>,
     /// Put a label on them; may be given several times
-    #[arg(long = "label", value_name = "KEY=VALUE")]
-    pub labels: Vec<String>,
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pair)]
+    pub labels: Vec<(String, String)>,
     /// Taken for compatibility
     #[arg(long, hide = true)]
     pub prewarm: bool,
@@ -56,8 +56,8 @@ pub struct ForkArgs {
     /// The snapshot to start from
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
-    /// A running sandbox to fork instead
-    #[arg(long, value_name = "ID")]
+    /// A running sandbox to fork instead; its children have its limits
+    #[arg(long, value_name = "ID", conflicts_with_all = ["memory_limit_mib", "per_child_netns"])]
     pub sandbox: Option<String>,
     /// How many
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -65,7 +65,7 @@ pub struct ForkArgs {
     /// How long to keep them, in seconds
     #[arg(long, default_value_t = 2)]
     pub settle_secs: u64,
-    /// Give each child a network namespace of its own
+    /// Taken for compatibility; sandboxes have no network
     #[arg(long)]
     pub per_child_netns: bool,
     /// Limit on host memory for each child

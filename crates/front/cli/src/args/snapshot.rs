@@ -14,18 +14,15 @@ pub struct SnapshotArgs {
     #[arg(long, required_unless_present = "from_sandbox")]
     pub tag: Option<String>,
     /// An image of the daemon's
-    #[arg(long, conflicts_with_all = ["rootfs", "from_sandbox"])]
+    #[arg(long, conflicts_with = "rootfs")]
     pub image: Option<String>,
-    /// A kernel on the daemon's host
-    #[arg(long, env = "FORKD_KERNEL", value_name = "FILE")]
+    // The variables of these two are read where they count: clap takes one for something typed, and finds it at odds
+    // with what was.
+    /// A kernel on the daemon's host [env: FORKD_KERNEL]
+    #[arg(long, value_name = "FILE")]
     pub kernel: Option<String>,
-    /// A raw disk on the daemon's host
-    #[arg(
-        long,
-        env = "FORKD_ROOTFS",
-        value_name = "FILE",
-        conflicts_with = "from_sandbox"
-    )]
+    /// A raw disk on the daemon's host [env: FORKD_ROOTFS]
+    #[arg(long, value_name = "FILE")]
     pub rootfs: Option<String>,
     /// Guest memory
     #[arg(long, value_name = "MIB")]
@@ -43,7 +40,20 @@ pub struct SnapshotArgs {
     #[arg(long, value_name = "SECONDS")]
     pub ready_timeout_secs: Option<u64>,
     /// Freeze this running sandbox instead
-    #[arg(long, value_name = "ID")]
+    #[arg(
+        long,
+        value_name = "ID",
+        conflicts_with_all = [
+            "image",
+            "rootfs",
+            "kernel",
+            "mem_size_mib",
+            "vcpus",
+            "warmup",
+            "warmup_code",
+            "ready_timeout_secs",
+        ]
+    )]
     pub from_sandbox: Option<String>,
     /// With --from-sandbox: store only what differs
     #[arg(long, requires = "from_sandbox", conflicts_with = "live")]
@@ -133,7 +143,7 @@ pub struct SnapshotCompactArgs {
 /// Arguments of `forkd snapshot-diff`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  forkd snapshot-diff --from py --tag py-requests --exec 'pip install requests'"
+    after_help = "Examples:\n  forkd snapshot-diff --from py --tag py-ready --exec 'sh -c \"echo ready > /root/state\"'"
 )]
 pub struct SnapshotDiffArgs {
     /// The snapshot to start from

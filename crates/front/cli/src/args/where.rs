@@ -6,7 +6,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     forkd where            the data directory, one line\n  \
-    forkd where --json     data, cache, state and configuration directories")]
+    forkd where --json     data, cache and state directories")]
 pub struct WhereArgs {
     /// Print all directories as JSON
     #[arg(long)]

@@ -26,7 +26,7 @@ pub enum WorkspaceCommand {
         /// The snapshot to start from
         #[arg(long)]
         snapshot: String,
-        /// Give it a network namespace of its own
+        /// Taken for compatibility; sandboxes have no network
         #[arg(long)]
         per_child_netns: bool,
         /// Limit on host memory

@@ -5,6 +5,7 @@ use forkd_api::CheckpointRequest;
 use crate::args::CheckpointArgs;
 use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliResult, Exit};
+use crate::outcome::Outcome;
 use crate::ui::Ui;
 
 /// Runs `forkd checkpoint`.
@@ -16,6 +17,9 @@ pub fn run(args: CheckpointArgs, ui: &Ui) -> CliResult {
                 .drop_checkpoint(&args.id, name)
                 .await
                 .map_err(failed)?;
+            if args.json {
+                ui.json(&Outcome::new(name.clone(), Ok(())))?;
+            }
             return Ok(Exit::OK);
         }
         if args.list {

@@ -1,5 +1,7 @@
 //! `forkd eval`: code in the warm interpreter.
 
+use forkd_api::EvalRequest;
+
 use crate::args::EvalArgs;
 use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliResult, Exit};
@@ -8,9 +10,12 @@ use crate::ui::Ui;
 /// Runs `forkd eval`.
 pub fn run(args: &EvalArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
-    let code = args.code.join(" ");
+    let request = EvalRequest {
+        code: args.code.join(" "),
+        timeout_secs: args.timeout_secs,
+    };
     block_on(async {
-        let done = client.eval(&args.id, &code).await.map_err(failed)?;
+        let done = client.eval_with(&args.id, &request).await.map_err(failed)?;
         if args.json {
             ui.json(&done)?;
             return Ok(if done.error.is_some() {

@@ -4,12 +4,12 @@ use std::io::Write;
 
 use anyhow::anyhow;
 use base64::Engine;
-use forkd_api::{ExecFrame, ExecRequest, TerminalInput, TerminalStart};
-use forkd_client::{Client, TerminalEvent};
+use forkd_api::{ErrorBody, ErrorCode, ExecFrame, ExecRequest, TerminalInput, TerminalStart};
+use forkd_client::{Client, Error, TerminalEvent};
 use tokio::io::AsyncReadExt;
 
 use crate::args::ExecArgs;
-use crate::daemon::{block_on, connect, failed, pairs};
+use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliError, CliResult, Exit};
 use crate::ui::Ui;
 
@@ -19,22 +19,27 @@ pub fn run(args: &ExecArgs, ui: &Ui) -> CliResult {
     let request = ExecRequest {
         args: args.command.clone(),
         timeout_secs: args.timeout_secs,
-        env: pairs(&args.env)?,
+        env: args.env.iter().cloned().collect(),
         cwd: args.cwd.clone(),
         user: args.user.clone(),
         stdin: None,
     };
     block_on(async {
         if args.json {
-            let done = client.exec(&args.id, &request).await.map_err(failed)?;
-            ui.json(&done)?;
-            return Ok(exit_of(done.exit_code));
+            return whole(&client, &args.id, &request, ui).await;
         }
         if args.interactive {
             return with_input(&client, &args.id, request).await;
         }
         stream(&client, &args.id, &request).await
     })
+}
+
+/// Runs a command, prints what became of it as JSON, and gives its exit code.
+pub async fn whole(client: &Client, id: &str, request: &ExecRequest, ui: &Ui) -> CliResult {
+    let done = client.exec(id, request).await.map_err(failed)?;
+    ui.json(&done)?;
+    Ok(exit_of(done.exit_code))
 }
 
 /// Runs a command, passes its output on as it comes, and gives its exit code.
@@ -49,10 +54,23 @@ pub async fn stream(client: &Client, id: &str, request: &ExecRequest) -> CliResu
                 exit_code,
                 timed_out,
             } => return Ok(finish(exit_code, timed_out, request.timeout_secs)),
-            ExecFrame::Error { error, .. } => return Err(anyhow!(error).into()),
+            ExecFrame::Error { error, code } => return Err(broken(error, code)),
         }
     }
     Err(anyhow!("the daemon's answer ended before the command did").into())
+}
+
+/// What the daemon says when it is too late for a status.
+pub fn broken(error: String, code: ErrorCode) -> CliError {
+    failed(Error::Refused {
+        status: 200,
+        body: ErrorBody {
+            error,
+            code,
+            hint: None,
+            request_id: None,
+        },
+    })
 }
 
 fn finish(exit_code: i64, timed_out: bool, seconds: u64) -> Exit {
@@ -109,7 +127,7 @@ async fn with_input(client: &Client, id: &str, request: ExecRequest) -> CliResul
                 Some(TerminalEvent::Frame(ExecFrame::Exit { exit_code, timed_out })) => {
                     return Ok(finish(exit_code, timed_out, 0));
                 }
-                Some(TerminalEvent::Frame(ExecFrame::Error { error, .. })) => return Err(anyhow!(error).into()),
+                Some(TerminalEvent::Frame(ExecFrame::Error { error, code })) => return Err(broken(error, code)),
                 Some(TerminalEvent::Frame(_)) => {}
                 None => return Err(anyhow!("the connection ended before the command did").into()),
             },

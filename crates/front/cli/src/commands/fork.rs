@@ -4,18 +4,16 @@ use std::time::{Duration, Instant};
 
 use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo, SandboxState};
 use forkd_client::Client;
-use futures::StreamExt;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::children::{end, warn_without_limit};
 use super::spawn::outcome;
 use crate::args::ForkArgs;
 use crate::daemon::{block_on, connect, failed};
-use crate::error::CliResult;
+use crate::error::{CliError, CliResult};
+use crate::signals::Stop;
 use crate::ui::Ui;
 
-/// Requests to end a child that are under way at once.
-const PARALLEL: usize = 32;
 /// Past the time asked for, after which the daemon deletes children that this command could not.
 const SLACK: u64 = 60;
 
@@ -23,30 +21,45 @@ const SLACK: u64 = 60;
 pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
     block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
+        // In place before there are children, so that no signal leaves any behind.
+        let mut stop = Stop::listen()?;
+        let mut stopping = false;
         let started = Instant::now();
-        let children = start(&client, args).await?;
+        let starting = start(&client, args);
+        tokio::pin!(starting);
+        let children = loop {
+            tokio::select! {
+                children = &mut starting => break children?,
+                exit = stop.asked() => {
+                    if stopping {
+                        ui.talk("the children are left to the daemon, which deletes them when their time is over");
+                        return Ok(exit);
+                    }
+                    stopping = true;
+                    ui.talk("the children are deleted as soon as they have started; once more, and they are left");
+                }
+            }
+        };
         let wall = started.elapsed();
         let alive = children
             .iter()
             .filter(|child| child.state != SandboxState::Failed)
             .count();
-        report(args, ui, &children, wall, alive)?;
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_secs(args.settle_secs)) => {}
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
+        warn_without_limit(args.memory_limit_mib, &children, ui);
+        let reported = report(args, ui, &children, wall, alive);
+        if !stopping && reported.is_ok() {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(args.settle_secs)) => {}
+                _ = stop.asked() => {}
+            }
         }
-        let exit = outcome(&children);
-        end(&client, children).await;
-        Ok(exit)
+        end(&client, &children).await;
+        reported?;
+        Ok(outcome(&children))
     })
 }
 
-async fn start(
-    client: &Client,
-    args: &ForkArgs,
-) -> Result<Vec<SandboxInfo>, crate::error::CliError> {
+async fn start(client: &Client, args: &ForkArgs) -> Result<Vec<SandboxInfo>, CliError> {
     let timeout_secs = Some(args.settle_secs.saturating_add(SLACK));
     match (&args.tag, &args.sandbox) {
         (_, Some(id)) => {
@@ -63,7 +76,6 @@ async fn start(
                 n: args.n,
                 per_child_netns: args.per_child_netns,
                 memory_limit_mib: args.memory_limit_mib,
-                wait: true,
                 timeout_secs,
                 ..CreateSandboxes::default()
             };
@@ -110,13 +122,4 @@ fn report(
     ))?;
     ui.line(format_args!("total wall-clock: {wall_ms:.0} ms"))?;
     ui.line(format_args!("{alive} / {} children alive", children.len()))
-}
-
-async fn end(client: &Client, children: Vec<SandboxInfo>) {
-    futures::stream::iter(children)
-        .for_each_concurrent(PARALLEL, |child| async move {
-            // One that failed or expired is gone already.
-            let _ = client.kill(&child.id).await;
-        })
-        .await;
 }

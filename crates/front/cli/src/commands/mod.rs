@@ -1,8 +1,9 @@
-//! What each subcommand does. One file per subcommand, each with a `run`.
+//! What each subcommand does: a file for each, with a `run`, and what several of them share.
 
 mod bench;
 mod branch;
 mod checkpoint;
+mod children;
 mod cleanup;
 mod completions;
 mod cp;
@@ -33,12 +34,19 @@ mod r#where;
 mod workspace;
 
 use crate::args::{Cli, Command};
-use crate::error::CliResult;
+use crate::error::{CliResult, Exit};
 use crate::ui::Ui;
 
 /// Runs what was asked for.
 pub fn run(cli: Cli, ui: &Ui) -> CliResult {
-    match cli.command {
+    if cli.command.passes_code_on() {
+        return dispatch(cli.command, ui).map_err(|error| error.with_exit(Exit::OURS));
+    }
+    dispatch(cli.command, ui)
+}
+
+fn dispatch(command: Command, ui: &Ui) -> CliResult {
+    match command {
         Command::Quickstart(args) => quickstart::run(&args, ui),
         Command::Snapshot(args) => snapshot::run(*args, ui),
         Command::Fork(args) => fork::run(&args, ui),

@@ -86,8 +86,6 @@ impl OwnSnapshot<'_> {
         let request = CreateSnapshot {
             tag: tag.to_owned(),
             image: Some(image.to_owned()),
-            boot_wait_secs: 10,
-            wait: true,
             ..CreateSnapshot::default()
         };
         match client.create_snapshot(&request).await {

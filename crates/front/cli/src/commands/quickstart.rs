@@ -1,85 +1,80 @@
 //! `forkd quickstart`: what forkd does, in one minute, with the numbers of this host.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use forkd_api::{BranchRequest, CreateSandboxes, SandboxInfo};
+use forkd_api::{BranchRequest, CreateSandboxes, ErrorCode, SandboxInfo};
 use forkd_client::{Client, Error};
 use futures::StreamExt;
 
+use super::children::end;
 use super::own_snapshot::OwnSnapshot;
-use crate::args::QuickstartArgs;
+use crate::args::{DEFAULT_IMAGE, QuickstartArgs};
 use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliError, CliResult, Exit};
+use crate::signals::Stop;
 use crate::table::{bytes, table};
 use crate::ui::Ui;
 
-/// The snapshot it makes.
+/// The snapshot it makes of the usual image.
 const TAG: &str = "quickstart";
+/// The label of sandboxes that live as long as the command.
+const LABEL: &str = "quickstart";
 /// Requests that are under way at once.
 const PARALLEL: usize = 16;
 
 /// What was measured: a line each.
 type Rows = Vec<[String; 3]>;
 
+/// What one run makes besides the parent, and takes away again.
+struct Tour {
+    client: Client,
+    /// The parent, which stays.
+    tag: String,
+    /// The snapshot of a child.
+    branch: String,
+    /// The value of [`LABEL`].
+    run: String,
+}
+
 /// Runs `forkd quickstart`.
 pub fn run(args: &QuickstartArgs, ui: &Ui) -> CliResult {
-    let client = connect(&args.daemon)?;
+    let tour = Tour::new(connect(&args.daemon)?, &args.image);
     block_on(async {
-        let version = client.version().await.map_err(failed)?;
-        ui.talk(format_args!(
-            "==> daemon {} at {}",
-            version.version,
-            client.target()
-        ));
-        let mut rows = Rows::new();
-        ui.talk(format_args!(
-            "==> a warm parent of {}, {} children of it",
-            args.image, args.n
-        ));
-        let parent = OwnSnapshot {
-            tag: TAG,
-            image: &args.image,
+        let mut stop = Stop::listen()?;
+        let shown = tokio::select! {
+            shown = tour.show(args, ui) => shown.map(|()| Exit::OK),
+            exit = stop.asked() => Ok(exit),
         };
-        let ((children, took), made) = parent
-            .start(&client, ui, async || spawn(&client, TAG, args.n).await)
-            .await?;
-        check_started(&client, &children).await?;
-        rows.push(match made {
-            Some(took) => line("boot, warm up, freeze", took, "once"),
-            None => [
-                "boot, warm up, freeze".into(),
-                "-".into(),
-                "done before".into(),
-            ],
-        });
-        let each = took / u32::try_from(children.len()).unwrap_or(1).max(1);
-        let note = format!("every agent answered; {} each", time(each));
-        rows.push(line(
-            &format!("fork {} children", children.len()),
-            took,
-            &note,
-        ));
-        let shown = show(&client, &children, ui, &mut rows).await;
-        end(&client, &children).await;
-        shown?;
-        ui.line(format_args!(
-            "\n{}\n",
-            indented(&table(["WHAT", "TIME", ""], rows))
-        ))?;
-        next(ui)?;
-        Ok(Exit::OK)
+        if shown.as_ref().is_ok_and(|exit| *exit != Exit::OK) {
+            ui.talk("interrupted: what was started is taken away");
+        }
+        tour.clean_up(ui).await;
+        if let Ok(Exit::OK) = shown {
+            next(&tour.tag, ui)?;
+        }
+        shown
     })
 }
 
+/// The parent of an image; that of the usual one has the short name.
+fn parent_of(image: &str) -> String {
+    if image == DEFAULT_IMAGE {
+        TAG.to_owned()
+    } else {
+        format!("{TAG}-{image}")
+    }
+}
+
 /// What to type next, with this program spelt so that it can be.
-fn next(ui: &Ui) -> std::io::Result<()> {
+fn next(tag: &str, ui: &Ui) -> std::io::Result<()> {
     let program = spelling();
     ui.line("next:")?;
     let commands = [
         (
-            format!("{program} spawn --tag {TAG} -n 3"),
+            format!("{program} spawn --tag {tag} -n 3"),
             "three sandboxes that stay",
         ),
         (
@@ -142,116 +137,182 @@ fn indented(text: &str) -> String {
     lines.join("\n")
 }
 
-async fn spawn(client: &Client, tag: &str, n: u32) -> Result<(Vec<SandboxInfo>, Duration), Error> {
-    let started = Instant::now();
-    let request = CreateSandboxes {
-        snapshot_tag: tag.to_owned(),
-        n,
-        wait: true,
-        timeout_secs: Some(600),
-        ..CreateSandboxes::default()
-    };
-    let children = client.spawn(&request).await?;
-    Ok((children, started.elapsed()))
+impl Tour {
+    fn new(client: Client, image: &str) -> Self {
+        let run = std::process::id().to_string();
+        Self {
+            client,
+            tag: parent_of(image),
+            branch: format!("{TAG}-branch-{run}"),
+            run,
+        }
+    }
+
+    async fn show(&self, args: &QuickstartArgs, ui: &Ui) -> Result<(), CliError> {
+        let version = self.client.version().await.map_err(failed)?;
+        ui.talk(format_args!(
+            "==> daemon {} at {}",
+            version.version,
+            self.client.target()
+        ));
+        let mut rows = Rows::new();
+        ui.talk(format_args!(
+            "==> a warm parent of {}, {} children of it",
+            args.image, args.n
+        ));
+        let parent = OwnSnapshot {
+            tag: &self.tag,
+            image: &args.image,
+        };
+        let ((children, took), made) = parent
+            .start(&self.client, ui, async || {
+                self.spawn(&self.tag, args.n).await
+            })
+            .await?;
+        check_started(&children)?;
+        rows.push(match made {
+            Some(took) => line("boot, warm up, freeze", took, "once"),
+            None => [
+                "boot, warm up, freeze".into(),
+                "-".into(),
+                "done before".into(),
+            ],
+        });
+        let each = took / u32::try_from(children.len()).unwrap_or(1).max(1);
+        let note = format!("every agent answered; {} each", time(each));
+        rows.push(line(
+            &format!("fork {} children", children.len()),
+            took,
+            &note,
+        ));
+        self.show_children(&children, ui, &mut rows).await?;
+        ui.line(format_args!(
+            "\n{}\n",
+            indented(&table(["WHAT", "TIME", ""], rows))
+        ))?;
+        Ok(())
+    }
+
+    async fn show_children(
+        &self,
+        children: &[SandboxInfo],
+        ui: &Ui,
+        rows: &mut Rows,
+    ) -> Result<(), CliError> {
+        ui.talk("==> each child computes something of its own");
+        let started = Instant::now();
+        self.squares(children).await?;
+        rows.push(line(
+            "ask each for another square",
+            started.elapsed(),
+            "all right",
+        ));
+        let Some(first) = children.first() else {
+            return Ok(());
+        };
+        self.client
+            .eval(&first.id, "memory = 'of the branch'")
+            .await
+            .map_err(failed)?;
+        ui.talk("==> the first one is branched while it runs");
+        let started = Instant::now();
+        let request = BranchRequest {
+            tag: Some(self.branch.clone()),
+            ..BranchRequest::default()
+        };
+        let branch = self
+            .client
+            .branch(&first.id, &request)
+            .await
+            .map_err(failed)?;
+        let pause = Duration::from_micros(branch.pause_us.unwrap_or_default());
+        let own = bytes(branch.diff_physical_bytes.unwrap_or_default());
+        let note = format!("it stood still for {}; {own} of its own", time(pause));
+        rows.push(line("branch one", started.elapsed(), &note));
+        self.grandchildren(rows).await
+    }
+
+    async fn squares(&self, children: &[SandboxInfo]) -> Result<(), CliError> {
+        let answers: Vec<_> = futures::stream::iter(children.iter().enumerate())
+            .map(|(number, child)| async move {
+                let code = format!("seen = {number}; seen * seen");
+                self.client.eval(&child.id, &code).await
+            })
+            .buffered(PARALLEL)
+            .collect()
+            .await;
+        for (number, answer) in answers.into_iter().enumerate() {
+            let result = answer.map_err(failed)?.result;
+            if result.as_deref() != Some((number * number).to_string().as_str()) {
+                return Err(anyhow!("child {number} answered {result:?}").into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn grandchildren(&self, rows: &mut Rows) -> Result<(), CliError> {
+        let (children, took) = self.spawn(&self.branch, 2).await.map_err(failed)?;
+        check_started(&children)?;
+        rows.push(line(
+            "fork 2 children of the branch",
+            took,
+            "they know what it knew",
+        ));
+        for child in &children {
+            let answer = self
+                .client
+                .eval(&child.id, "memory")
+                .await
+                .map_err(failed)?;
+            if answer.result.as_deref() != Some("'of the branch'") {
+                return Err(anyhow!("a child of the branch answered {:?}", answer.result).into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn spawn(&self, tag: &str, n: u32) -> Result<(Vec<SandboxInfo>, Duration), Error> {
+        let started = Instant::now();
+        let request = CreateSandboxes {
+            snapshot_tag: tag.to_owned(),
+            n,
+            timeout_secs: Some(600),
+            labels: BTreeMap::from([(LABEL.to_owned(), self.run.clone())]),
+            ..CreateSandboxes::default()
+        };
+        let children = self.client.spawn(&request).await?;
+        Ok((children, started.elapsed()))
+    }
+
+    /// Ends the sandboxes and removes the branch, however far it came. The daemon deletes what this cannot reach when
+    /// its time is over.
+    async fn clean_up(&self, ui: &Ui) {
+        let mut ours = self.client.sandboxes().await.unwrap_or_default();
+        ours.retain(|one| one.labels.get(LABEL) == Some(&self.run));
+        end(&self.client, &ours).await;
+        match self.client.delete_snapshot(&self.branch, false, true).await {
+            Ok(()) => {}
+            // It did not come so far.
+            Err(error) if error.code() == Some(ErrorCode::SnapshotNotFound) => {}
+            Err(error) => ui.talk(format_args!("the snapshot {} stays: {error}", self.branch)),
+        }
+    }
 }
 
-/// Ends all if one of them did not start.
-async fn check_started(client: &Client, children: &[SandboxInfo]) -> Result<(), CliError> {
+fn check_started(children: &[SandboxInfo]) -> Result<(), CliError> {
     match children.iter().find_map(|child| child.error.as_ref()) {
         None => Ok(()),
-        Some(body) => {
-            let error = anyhow!("a child did not start: {}", body.error);
-            end(client, children).await;
-            Err(error.into())
-        }
+        Some(body) => Err(anyhow!("a child did not start: {}", body.error).into()),
     }
 }
 
-async fn show(
-    client: &Client,
-    children: &[SandboxInfo],
-    ui: &Ui,
-    rows: &mut Rows,
-) -> Result<(), CliError> {
-    ui.talk("==> each child computes something of its own");
-    let started = Instant::now();
-    squares(client, children).await?;
-    rows.push(line(
-        "ask each for another square",
-        started.elapsed(),
-        "all right",
-    ));
-    let Some(first) = children.first() else {
-        return Ok(());
-    };
-    client
-        .eval(&first.id, "memory = 'of the branch'")
-        .await
-        .map_err(failed)?;
-    ui.talk("==> the first one is branched while it runs");
-    let started = Instant::now();
-    let branch = client
-        .branch(&first.id, &BranchRequest::default())
-        .await
-        .map_err(failed)?;
-    let pause = Duration::from_micros(branch.pause_us.unwrap_or_default());
-    let own = bytes(branch.diff_physical_bytes.unwrap_or_default());
-    let note = format!("it stood still for {}; {own} of its own", time(pause));
-    rows.push(line("branch one", started.elapsed(), &note));
-    let grand = grandchildren(client, &branch.tag, rows).await;
-    client
-        .delete_snapshot(&branch.tag, false, true)
-        .await
-        .map_err(failed)?;
-    grand
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-async fn squares(client: &Client, children: &[SandboxInfo]) -> Result<(), CliError> {
-    let answers: Vec<_> = futures::stream::iter(children.iter().enumerate())
-        .map(|(number, child)| async move {
-            let code = format!("seen = {number}; seen * seen");
-            client.eval(&child.id, &code).await
-        })
-        .buffered(PARALLEL)
-        .collect()
-        .await;
-    for (number, answer) in answers.into_iter().enumerate() {
-        let result = answer.map_err(failed)?.result;
-        if result.as_deref() != Some((number * number).to_string().as_str()) {
-            return Err(anyhow!("child {number} answered {result:?}").into());
-        }
+    #[test]
+    fn every_image_has_a_parent_of_its_own() {
+        assert_eq!(parent_of("python-numpy"), "quickstart");
+        assert_eq!(parent_of("alpine"), "quickstart-alpine");
     }
-    Ok(())
-}
-
-async fn grandchildren(client: &Client, tag: &str, rows: &mut Rows) -> Result<(), CliError> {
-    let (children, took) = spawn(client, tag, 2).await.map_err(failed)?;
-    check_started(client, &children).await?;
-    rows.push(line(
-        "fork 2 children of the branch",
-        took,
-        "they know what it knew",
-    ));
-    let remembered = check_memory(client, &children).await;
-    end(client, &children).await;
-    remembered
-}
-
-async fn check_memory(client: &Client, children: &[SandboxInfo]) -> Result<(), CliError> {
-    for child in children {
-        let answer = client.eval(&child.id, "memory").await.map_err(failed)?;
-        if answer.result.as_deref() != Some("'of the branch'") {
-            return Err(anyhow!("a child of the branch answered {:?}", answer.result).into());
-        }
-    }
-    Ok(())
-}
-
-/// Ends sandboxes. One that cannot be ended now is deleted by the daemon when its time is over.
-pub async fn end(client: &Client, children: &[SandboxInfo]) {
-    futures::stream::iter(children)
-        .for_each_concurrent(PARALLEL, |child| async move {
-            let _ = client.kill(&child.id).await;
-        })
-        .await;
 }

@@ -2,11 +2,11 @@
 
 use forkd_api::{CreateSandboxes, ExecRequest};
 
-use super::exec::stream;
+use super::exec::{stream, whole};
 use super::own_snapshot::OwnSnapshot;
 use crate::args::RunArgs;
 use crate::daemon::{block_on, connect};
-use crate::error::CliResult;
+use crate::error::{CliResult, Exit};
 use crate::ui::Ui;
 
 /// Runs `forkd run`.
@@ -16,8 +16,6 @@ pub fn run(args: &RunArgs, ui: &Ui) -> CliResult {
         let tag = format!("run-{}", args.image);
         let request = CreateSandboxes {
             snapshot_tag: tag.clone(),
-            n: 1,
-            wait: true,
             timeout_secs: Some(args.timeout_secs.saturating_add(60)),
             ..CreateSandboxes::default()
         };
@@ -37,9 +35,16 @@ pub fn run(args: &RunArgs, ui: &Ui) -> CliResult {
             timeout_secs: args.timeout_secs,
             ..ExecRequest::default()
         };
+        let work = async {
+            if args.json {
+                whole(&client, &id, &exec, ui).await
+            } else {
+                stream(&client, &id, &exec).await
+            }
+        };
         let exit = tokio::select! {
-            exit = stream(&client, &id, &exec) => exit,
-            _ = tokio::signal::ctrl_c() => Ok(crate::error::Exit(130)),
+            exit = work => exit,
+            _ = tokio::signal::ctrl_c() => Ok(Exit::INTERRUPTED),
         };
         // The sandbox goes, whatever became of the command.
         let _ = client.kill(&id).await;

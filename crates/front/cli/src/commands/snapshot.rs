@@ -5,7 +5,7 @@ use forkd_api::{BranchMode, BranchRequest, CreateSnapshot};
 
 use super::branch::show;
 use crate::args::SnapshotArgs;
-use crate::daemon::{block_on, connect, failed};
+use crate::daemon::{block_on, connect, failed, variable};
 use crate::error::{CliError, CliResult, Exit};
 use crate::ui::Ui;
 
@@ -30,7 +30,13 @@ pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
             Ok(Exit::OK)
         });
     }
-    if args.image.is_none() && args.rootfs.is_none() {
+    // What was typed comes before what is in the environment.
+    let rootfs = if args.image.is_some() {
+        None
+    } else {
+        args.rootfs.or_else(|| variable("FORKD_ROOTFS"))
+    };
+    if args.image.is_none() && rootfs.is_none() {
         return Err(CliError::from(anyhow!(
             "nothing to boot from: neither --image nor --rootfs is given"
         ))
@@ -42,8 +48,8 @@ pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
     };
     let request = CreateSnapshot {
         tag: args.tag.unwrap_or_default(),
-        kernel: args.kernel,
-        rootfs: args.rootfs,
+        kernel: args.kernel.or_else(|| variable("FORKD_KERNEL")),
+        rootfs,
         image: args.image,
         initramfs: None,
         rw: args.rw,

@@ -17,8 +17,6 @@ pub fn run(args: &SnapshotDiffArgs, ui: &Ui) -> CliResult {
     block_on(async {
         let request = CreateSandboxes {
             snapshot_tag: args.from.clone(),
-            n: 1,
-            wait: true,
             timeout_secs: Some(args.exec_timeout_secs.saturating_add(600)),
             ..CreateSandboxes::default()
         };

@@ -1,10 +1,13 @@
 //! `forkd spawn`: children that stay.
 
+use std::time::Duration;
+
 use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
 
+use super::children::warn_without_limit;
 use crate::args::SpawnArgs;
-use crate::daemon::{block_on, connect, failed, pairs};
-use crate::error::{CliResult, Exit};
+use crate::daemon::{block_on, connect, failed};
+use crate::error::{CliResult, Exit, origin};
 use crate::ui::Ui;
 
 /// Runs `forkd spawn`.
@@ -19,11 +22,12 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         live_fork: args.live_fork,
         hugepages: args.hugepages,
         wait: true,
-        timeout_secs: args.timeout.map(|time| time.as_secs()),
-        labels: pairs(&args.labels)?,
+        timeout_secs: args.timeout.map(|time| whole_seconds(*time)),
+        labels: args.labels.into_iter().collect(),
     };
     block_on(async {
         let children = client.spawn(&request).await.map_err(failed)?;
+        warn_without_limit(request.memory_limit_mib, &children, ui);
         if args.json {
             ui.json(&children)?;
         } else {
@@ -35,23 +39,26 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
     })
 }
 
-/// One child as a line.
-pub fn line(child: &SandboxInfo) -> String {
-    match &child.error {
-        Some(error) => format!("✗ {} {}", child.id, error.error),
-        None => {
-            let netns = child.netns.as_deref().unwrap_or("-");
-            let ready = child
-                .ready_us
-                .map(|us| format!(" ready={:.1}ms", us as f64 / 1000.0));
-            format!(
-                "✓ {} guest={} netns={netns}{}",
-                child.id,
-                child.guest_addr,
-                ready.unwrap_or_default()
-            )
-        }
+/// Up to the next one, and never none: a time of 0 is no limit to the daemon.
+fn whole_seconds(time: Duration) -> u64 {
+    let more = u64::from(time.subsec_nanos() > 0);
+    time.as_secs().saturating_add(more).max(1)
+}
+
+/// One child as a line. Its address means something in a network namespace only.
+fn line(child: &SandboxInfo) -> String {
+    let id = &child.id;
+    if let Some(body) = &child.error {
+        return format!("✗ {id} {} ({})", body.error, origin(body));
     }
+    let mut text = format!("✓ {id}");
+    if let Some(netns) = &child.netns {
+        text.push_str(&format!(" guest={} netns={netns}", child.guest_addr));
+    }
+    if let Some(us) = child.ready_us {
+        text.push_str(&format!(" ready={:.1}ms", us as f64 / 1000.0));
+    }
+    text
 }
 
 /// Success if every child runs.
@@ -63,5 +70,17 @@ pub fn outcome(children: &[SandboxInfo]) -> Exit {
         Exit::FAILURE
     } else {
         Exit::OK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_second_counts_as_one() {
+        for (millis, seconds) in [(0, 1), (1, 1), (500, 1), (1000, 1), (1001, 2), (90_000, 90)] {
+            assert_eq!(whole_seconds(Duration::from_millis(millis)), seconds);
+        }
     }
 }

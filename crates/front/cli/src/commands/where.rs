@@ -13,7 +13,7 @@ pub fn run(args: &WhereArgs, ui: &Ui) -> CliResult {
         CliError::from(anyhow!(
             "no home directory: neither HOME nor the XDG variables are set"
         ))
-        .with_hint("set HOME, or XDG_DATA_HOME, XDG_CACHE_HOME, XDG_STATE_HOME and XDG_CONFIG_HOME")
+        .with_hint("set HOME, or XDG_DATA_HOME, XDG_CACHE_HOME and XDG_STATE_HOME")
     })?;
     if args.json {
         ui.json(&dirs)?;

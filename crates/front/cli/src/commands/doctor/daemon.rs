@@ -1,79 +1,54 @@
 //! The daemon.
 
-use forkd_api::{API_VERSION, ErrorCode};
+use std::fmt;
+use std::time::Duration;
+
+use forkd_api::{API_VERSION, ErrorCode, Version};
+use forkd_client::Error;
 
 use super::Check;
 use crate::args::DaemonArgs;
-use crate::daemon::connect;
+use crate::daemon::{connect, failed};
+use crate::error::CliError;
 
 /// The shortest token that is not weak.
 const LONG_ENOUGH: usize = 32;
 
+/// How long the daemon may take for an answer, also one in an emulated machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
     let mut checks = vec![token(args)];
-    let Ok(client) = connect(args) else {
-        checks.push(Check::fail(
-            "daemon",
-            "its address cannot be used",
-            "write http://HOST:PORT or unix:///PATH",
-        ));
-        return checks;
+    let client = match connect(args) {
+        Ok(client) => client,
+        Err(error) => {
+            checks.push(unusable(&error));
+            return checks;
+        }
     };
     let target = client.target().to_string();
-    match client.version().await {
+    match in_time(client.version()).await {
         Ok(version) => {
             checks.push(Check::pass(
                 "daemon",
                 format!("{} at {target}", version.version),
             ));
-            let own = env!("CARGO_PKG_VERSION");
-            checks.push(if version.api != API_VERSION {
-                Check::fail(
-                    "daemon version",
-                    format!("API {}", version.api),
-                    "forkd and its daemon do not fit together",
-                )
-            } else if version.version == own {
-                Check::pass("daemon version", own)
-            } else {
-                Check::warn(
-                    "daemon version",
-                    format!("daemon {}, forkd {own}", version.version),
-                    "update the older one",
-                )
-            });
+            checks.push(fits(&version));
         }
-        Err(error)
-            if matches!(
-                error.code(),
-                Some(ErrorCode::MissingToken | ErrorCode::InvalidToken)
-            ) =>
-        {
-            checks.push(Check::fail(
-                "daemon",
-                format!("{target}: {error}"),
-                "set FORKD_TOKEN or give --daemon-token",
-            ));
-            return checks;
-        }
-        Err(error) => {
-            checks.push(Check::warn(
-                "daemon",
-                error.to_string(),
-                "start one with `forkd-controller serve` or `forkd machine start`",
-            ));
+        Err(problem) => {
+            checks.push(problem.of_daemon(&target));
             return checks;
         }
     }
-    checks.push(match client.health().await {
+    checks.push(match in_time(client.health()).await {
         Ok(_) => Check::pass("daemon health", "well"),
-        Err(error) => Check::fail(
+        Err(problem) => Check::fail(
             "daemon health",
-            error.to_string(),
+            problem.to_string(),
             "GET /healthz says what does not work",
         ),
     });
-    checks.push(match client.fsck(false).await {
+    checks.push(match in_time(client.fsck(false)).await {
         Ok(report) if report.problems.is_empty() => Check::pass(
             "store",
             format!("{} snapshots, all whole", report.snapshots),
@@ -83,9 +58,83 @@ pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
             report.problems.join("; "),
             "delete the damaged snapshots and build them again",
         ),
-        Err(error) => Check::warn("store", error.to_string(), "the daemon's log says more"),
+        Err(problem) => Check::warn("store", problem.to_string(), "the daemon's log says more"),
     });
     checks
+}
+
+/// Why there is no answer.
+enum Problem {
+    Failed(Error),
+    Silent,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => error.fmt(f),
+            Self::Silent => write!(f, "no answer after {} s", PATIENCE.as_secs()),
+        }
+    }
+}
+
+impl Problem {
+    fn of_daemon(self, target: &str) -> Check {
+        let detail = format!("{target}: {self}");
+        match self {
+            Self::Silent => Check::fail(
+                "daemon",
+                detail,
+                "something listens there and says nothing: look at the daemon's log, or start it again",
+            ),
+            Self::Failed(error)
+                if matches!(
+                    error.code(),
+                    Some(ErrorCode::MissingToken | ErrorCode::InvalidToken)
+                ) =>
+            {
+                Check::fail("daemon", detail, "set FORKD_TOKEN or give --daemon-token")
+            }
+            Self::Failed(error) => {
+                let error = failed(error);
+                let hint = error.hint().unwrap_or("the daemon's log says more");
+                Check::warn("daemon", error.text(), hint.to_owned())
+            }
+        }
+    }
+}
+
+async fn in_time<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Problem> {
+    match tokio::time::timeout(PATIENCE, answer).await {
+        Ok(answer) => answer.map_err(Problem::Failed),
+        Err(_) => Err(Problem::Silent),
+    }
+}
+
+fn unusable(error: &CliError) -> Check {
+    let hint = error
+        .hint()
+        .unwrap_or("look at --daemon-url and --daemon-cacert, or FORKD_URL and FORKD_CACERT");
+    Check::fail("daemon", error.text(), hint.to_owned())
+}
+
+fn fits(version: &Version) -> Check {
+    let own = env!("CARGO_PKG_VERSION");
+    if version.api != API_VERSION {
+        Check::fail(
+            "daemon version",
+            format!("API {}", version.api),
+            "forkd and its daemon do not fit together",
+        )
+    } else if version.version == own {
+        Check::pass("daemon version", own)
+    } else {
+        Check::warn(
+            "daemon version",
+            format!("daemon {}, forkd {own}", version.version),
+            "update the older one",
+        )
+    }
 }
 
 fn token(args: &DaemonArgs) -> Check {

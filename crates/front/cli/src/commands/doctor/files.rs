@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use forkd_machine::dirs::Dirs;
+use forkd_machine::{MachineError, Qemu};
+
 use super::Check;
 
 const GIB: u64 = 1 << 30;
@@ -13,12 +16,10 @@ pub fn checks() -> Vec<Check> {
 
 /// Where a daemon of this user would keep its data, or the nearest directory above that exists.
 fn data_dir() -> PathBuf {
-    let wanted = if rustix::process::geteuid().is_root() {
-        PathBuf::from("/var/lib/forkd")
-    } else {
-        forkd_machine::dirs::Dirs::of_user().map_or_else(|| "/".into(), |dirs| dirs.data)
-    };
+    let root = rustix::process::geteuid().is_root();
+    let wanted = forkd_types::data_dir(root, |key| std::env::var_os(key));
     wanted
+        .unwrap_or_else(|| "/".into())
         .ancestors()
         .find(|path| path.exists())
         .map_or_else(|| "/".into(), Path::to_owned)
@@ -96,31 +97,23 @@ fn programs() -> Check {
     }
 }
 
+/// The one that `forkd machine` would take.
 fn qemu() -> Check {
-    let output = std::process::Command::new("qemu-system-x86_64")
-        .arg("--version")
-        .output();
-    let Ok(output) = output else {
-        return Check::skip("qemu", "not installed; only `forkd machine` needs it");
+    let Some(dirs) = Dirs::of_user() else {
+        return Check::skip("qemu", "HOME is not set; only `forkd machine` needs it");
     };
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version = text
-        .split_whitespace()
-        .skip_while(|word| *word != "version")
-        .nth(1)
-        .unwrap_or("unknown");
-    let major: u32 = version
-        .split('.')
-        .next()
-        .and_then(|part| part.parse().ok())
-        .unwrap_or(0);
-    if major >= 9 {
-        Check::pass("qemu", version)
-    } else {
-        Check::warn(
+    match Qemu::find(&dirs) {
+        Ok(qemu) => Check::pass(
             "qemu",
-            version,
-            "QEMU before 9 corrupts guests of an emulated machine; only `forkd machine` needs it",
-        )
+            format!("{} at {}", qemu.version, qemu.program.display()),
+        ),
+        Err(MachineError::QemuMissing) => {
+            Check::skip("qemu", "not installed; only `forkd machine` needs it")
+        }
+        Err(error) => Check::warn(
+            "qemu",
+            format!("{error}; only `forkd machine` needs it"),
+            error.hint().unwrap_or_default(),
+        ),
     }
 }

@@ -1,5 +1,6 @@
 //! Processor, kernel, KVM.
 
+use std::error::Error;
 use std::path::Path;
 
 use forkd_probe::Verdict as Kvm;
@@ -18,9 +19,6 @@ pub fn checks() -> Vec<Check> {
         userfaultfd(),
         memfd(),
         pagemap_scan(),
-        namespaces(),
-        tun(),
-        nftables(),
         entropy(),
         clock(),
     ]
@@ -134,20 +132,18 @@ fn controllers() -> Check {
     }
 }
 
+/// Asked as a VMM asks: for faults of programs only, which every user may have.
 fn userfaultfd() -> Check {
-    match number("/proc/sys/vm/unprivileged_userfaultfd") {
-        Some(1) => Check::pass("userfaultfd", "for everybody"),
-        Some(_) if rustix::process::geteuid().is_root() => Check::pass("userfaultfd", "for root"),
-        Some(_) => Check::warn(
-            "userfaultfd",
-            "for root only",
-            "sysctl vm.unprivileged_userfaultfd=1 lets other users have it",
-        ),
-        None => Check::warn(
-            "userfaultfd",
-            "not in this kernel",
-            "a kernel with CONFIG_USERFAULTFD has it",
-        ),
+    match forkd_probe::follows_writes() {
+        Ok(()) => Check::pass("userfaultfd", "follows writes to guest memory"),
+        Err(error) => {
+            let cause = error.source().map(|cause| format!(": {cause}"));
+            Check::warn(
+                "userfaultfd",
+                format!("{error}{}", cause.unwrap_or_default()),
+                "branches and checkpoints look at all memory; Linux 6.7 with CONFIG_USERFAULTFD follows writes",
+            )
+        }
     }
 }
 
@@ -178,56 +174,6 @@ fn pagemap_scan() -> Check {
             "changed pages are found by reading /proc/self/pagemap, which is slower; Linux 6.7 has it",
         ),
         None => Check::skip("PAGEMAP_SCAN", "the release cannot be read"),
-    }
-}
-
-fn namespaces() -> Check {
-    let missing: Vec<&str> = ["mnt", "net", "pid", "user", "uts"]
-        .into_iter()
-        .filter(|name| !Path::new("/proc/self/ns").join(name).exists())
-        .collect();
-    if missing.is_empty() {
-        Check::pass("namespaces", "mnt, net, pid, user, uts")
-    } else {
-        Check::fail(
-            "namespaces",
-            format!("missing: {}", missing.join(", ")),
-            "use a kernel with namespaces",
-        )
-    }
-}
-
-fn tun() -> Check {
-    match std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-    {
-        Ok(_) => Check::pass("tun", "/dev/net/tun opens"),
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Check::warn(
-            "tun",
-            "/dev/net/tun may not be opened by this user",
-            "only networking of sandboxes needs it",
-        ),
-        Err(error) => Check::warn(
-            "tun",
-            format!("/dev/net/tun: {error}"),
-            "modprobe tun; only networking of sandboxes needs it",
-        ),
-    }
-}
-
-fn nftables() -> Check {
-    let found = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"]
-        .iter()
-        .find(|path| Path::new(path).exists());
-    match found {
-        Some(path) => Check::pass("nftables", *path),
-        None => Check::warn(
-            "nftables",
-            "no nft program",
-            "apt install nftables; only network policy needs it",
-        ),
     }
 }
 

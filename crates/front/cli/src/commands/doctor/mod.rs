@@ -5,6 +5,8 @@ mod files;
 mod kernel;
 mod resources;
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 use serde_json::json;
 
@@ -49,7 +51,7 @@ pub struct Check {
     pub detail: String,
     /// How to mend it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub hint: Option<&'static str>,
+    pub hint: Option<Cow<'static, str>>,
 }
 
 impl Check {
@@ -59,13 +61,21 @@ impl Check {
     }
 
     /// It works, with a drawback.
-    pub fn warn(name: &'static str, detail: impl Into<String>, hint: &'static str) -> Self {
-        Self::new(name, Verdict::Warn, detail, Some(hint))
+    pub fn warn(
+        name: &'static str,
+        detail: impl Into<String>,
+        hint: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self::new(name, Verdict::Warn, detail, Some(hint.into()))
     }
 
     /// It does not work.
-    pub fn fail(name: &'static str, detail: impl Into<String>, hint: &'static str) -> Self {
-        Self::new(name, Verdict::Fail, detail, Some(hint))
+    pub fn fail(
+        name: &'static str,
+        detail: impl Into<String>,
+        hint: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self::new(name, Verdict::Fail, detail, Some(hint.into()))
     }
 
     /// It could not be looked at.
@@ -77,7 +87,7 @@ impl Check {
         name: &'static str,
         verdict: Verdict,
         detail: impl Into<String>,
-        hint: Option<&'static str>,
+        hint: Option<Cow<'static, str>>,
     ) -> Self {
         Self {
             name,
@@ -121,7 +131,7 @@ pub fn run(args: &DoctorArgs, ui: &Ui) -> CliResult {
                     check.name,
                     check.detail
                 ))?;
-                if let Some(hint) = check.hint {
+                if let Some(hint) = &check.hint {
                     ui.line(format_args!("  → {hint}"))?;
                 }
             }
@@ -141,7 +151,7 @@ fn lean_on_machine(checks: &mut [Check]) {
     let failed = |check: &&mut Check| check.name == "kvm" && check.verdict == Verdict::Fail;
     if let Some(check) = checks.iter_mut().find(failed) {
         check.verdict = Verdict::Warn;
-        check.hint = Some("guests run in the machine that is started, and are slower there");
+        check.hint = Some("guests run in the machine that is started, and are slower there".into());
     }
 }
 

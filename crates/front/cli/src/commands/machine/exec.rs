@@ -2,14 +2,14 @@
 
 use std::io::{self, IsTerminal};
 
-use forkd_machine::{Exec, ExecRequest, OnDisconnect, Output, Session, Silent, Stdin};
+use forkd_machine::{Exec, ExecRequest, OnDisconnect, Output, PtySize, Session, Silent, Stdin};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::machine;
-use super::terminal::{self, RawMode};
 use crate::args::machine::{ExecArgs, ShellArgs};
 use crate::error::{CliError, CliResult, Exit};
+use crate::terminal::{self, RawMode};
 use crate::ui::Ui;
 
 /// So many Ctrl-C, and the command is left behind (which kills it).
@@ -50,9 +50,11 @@ async fn follow(session: Session, mut request: ExecRequest, tty: bool, ui: &Ui) 
     request.stdin = true;
     request.on_disconnect = OnDisconnect::Kill;
     if tty {
-        request.pty = Some(terminal::size());
-        let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
-        request.env.push(("TERM".to_owned(), Some(term)));
+        let (rows, cols) = terminal::size();
+        request.pty = Some(PtySize { rows, cols });
+        request
+            .env
+            .push(("TERM".to_owned(), Some(terminal::kind())));
     }
     // In place before the command runs, so that no signal ends this program in between.
     let mut signals = Signals::new()?;
@@ -74,8 +76,8 @@ async fn follow(session: Session, mut request: ExecRequest, tty: bool, ui: &Ui) 
         };
         if number == SignalKind::window_change().as_raw_value() {
             if tty {
-                let size = terminal::size();
-                let _ = session.client().resize(process, size.rows, size.cols).await;
+                let (rows, cols) = terminal::size();
+                let _ = session.client().resize(process, rows, cols).await;
             }
             continue;
         }
@@ -85,7 +87,7 @@ async fn follow(session: Session, mut request: ExecRequest, tty: bool, ui: &Ui) 
         if interrupts == PATIENCE {
             drop(raw);
             ui.talk("the command does not end; leaving it");
-            return Ok(Exit(128 + 2));
+            return Ok(Exit::INTERRUPTED);
         }
         let _ = session.signal(process, number).await;
     };

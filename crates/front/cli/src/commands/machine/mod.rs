@@ -5,7 +5,6 @@ mod logs;
 mod rm;
 mod start;
 mod status;
-mod terminal;
 
 use anyhow::anyhow;
 use forkd_machine::dirs::Dirs;
@@ -100,7 +99,7 @@ async fn sync(args: &SyncArgs, ui: &Ui) -> CliResult {
     Ok(Exit::OK)
 }
 
-async fn cp(args: &CpArgs, _ui: &Ui) -> CliResult {
+async fn cp(args: &CpArgs, ui: &Ui) -> CliResult {
     let session = machine(&args.machine)?.connect().await?;
     match (CopyEnd::parse(&args.from), CopyEnd::parse(&args.to)) {
         (CopyEnd::Host(from), CopyEnd::Machine(to)) => session.push(&from, &to).await?,
@@ -111,6 +110,9 @@ async fn cp(args: &CpArgs, _ui: &Ui) -> CliResult {
                     .with_hint("put a colon in front of it, as in `forkd machine cp FILE :/tmp/`"),
             );
         }
+    }
+    if args.json {
+        ui.json(&json!({ "from": args.from, "to": args.to }))?;
     }
     Ok(Exit::OK)
 }

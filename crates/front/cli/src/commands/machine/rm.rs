@@ -2,7 +2,8 @@
 
 use std::io::{self, IsTerminal};
 
-use forkd_machine::{Silent, State};
+use forkd_machine::{Machine, Silent, State};
+use serde_json::json;
 
 use super::machine;
 use crate::args::machine::RmArgs;
@@ -31,16 +32,27 @@ pub async fn run(args: &RmArgs, ui: &Ui) -> CliResult {
         io::stdin().read_line(&mut answer)?;
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
             ui.talk("nothing was removed");
+            report(args, &machine, false, ui)?;
             return Ok(Exit::FAILURE);
         }
         force = true;
     }
     let removed = machine.remove(force, &Silent).await?;
     let name = machine.name();
-    ui.talk(if removed {
-        format!("machine {name} is removed")
-    } else {
-        format!("there is no machine {name}")
-    });
+    if !args.json {
+        ui.talk(if removed {
+            format!("machine {name} is removed")
+        } else {
+            format!("there is no machine {name}")
+        });
+    }
+    report(args, &machine, removed, ui)?;
     Ok(Exit::OK)
+}
+
+fn report(args: &RmArgs, machine: &Machine, removed: bool, ui: &Ui) -> io::Result<()> {
+    if args.json {
+        ui.json(&json!({ "name": machine.name().as_str(), "removed": removed }))?;
+    }
+    Ok(())
 }

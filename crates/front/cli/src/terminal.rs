@@ -1,8 +1,7 @@
-//! The user's terminal, while a program in the machine has it.
+//! The user's terminal, while a program somewhere else has it.
 
 use std::io;
 
-use forkd_machine::PtySize;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
 /// Every key goes through as it is, until dropped.
@@ -23,17 +22,20 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
+        // Nothing can be done about a terminal that is gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
 }
 
-/// The size of the terminal that stdin is; a classic one when it is none.
-pub fn size() -> PtySize {
+/// Rows and columns of the terminal that stdin is; those of a classic one when it is none.
+pub fn size() -> (u16, u16) {
     match tcgetwinsize(io::stdin()) {
-        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => PtySize {
-            rows: size.ws_row,
-            cols: size.ws_col,
-        },
-        _ => PtySize { rows: 24, cols: 80 },
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row, size.ws_col),
+        _ => (24, 80),
     }
+}
+
+/// What kind of terminal it is.
+pub fn kind() -> String {
+    std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned())
 }

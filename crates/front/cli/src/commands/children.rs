@@ -1,0 +1,34 @@
+//! Sandboxes that a command starts for itself.
+
+use forkd_api::SandboxInfo;
+use forkd_client::Client;
+use futures::StreamExt;
+
+use crate::ui::Ui;
+
+/// Requests to end one that are under way at once.
+const PARALLEL: usize = 32;
+
+/// Ends sandboxes. One that failed or expired is gone already, and one that cannot be ended now is deleted by the daemon
+/// when its time is over.
+pub async fn end(client: &Client, children: &[SandboxInfo]) {
+    futures::stream::iter(children)
+        .for_each_concurrent(PARALLEL, |child| async move {
+            let _ = client.kill(&child.id).await;
+        })
+        .await;
+}
+
+/// Says so if a limit on memory was asked for and not every one of them has it.
+pub fn warn_without_limit(wanted: Option<u64>, children: &[SandboxInfo], ui: &Ui) {
+    let without = children
+        .iter()
+        .filter(|child| child.error.is_none() && child.memory_limit_mib.is_none())
+        .count();
+    if let (Some(wanted), 1..) = (wanted, without) {
+        ui.talk(format_args!(
+            "warning: {without} of {} have no limit of {wanted} MiB: the daemon has no cgroup in which it may set one",
+            children.len()
+        ));
+    }
+}

@@ -9,12 +9,13 @@ forkd=$1
 tag=run-python-numpy
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+passed=0 failed=0 used=' '
 
 # `expect STATUS PATTERN COMMAND…`: stdout and stderr must hold the pattern, unless it is empty.
 expect() {
     local status=$1 pattern=$2 got=0
     shift 2
+    used+="$1 "
     "$forkd" "$@" >"$work/out" 2>&1 </dev/null || got=$?
     check "$status" "$got" "$pattern" "$*"
 }
@@ -30,8 +31,12 @@ check() {
     fi
 }
 
+# What a run that was cut short has left.
+"$forkd" rmi --force cli-boot cli-diff cli-flat cli-half cli-live quickstart >"$work/out" 2>&1 </dev/null
+
 expect 0 '^\[0\.0, 0\.0, 0\.0, 0\.0, 0\.0\]$' run --image python-numpy -- python3 -c 'import numpy; print(numpy.zeros(5).tolist())'
 expect 7 '' run -- sh -c 'exit 7'
+expect 0 '"stdout": "hello' run --json -- echo hello
 expect 0 '"memory_limit_mib": 300' spawn --tag $tag --memory-limit-mib 300 --json --label of=cli --timeout 1h
 id=$("$forkd" ls -q | tail -n 1)
 expect 0 "^$id +$tag +running" ls
@@ -45,31 +50,73 @@ expect 0 '^b /tmp$' exec -e A=b --cwd /tmp "$id" -- sh -c 'echo $A $PWD'
 expect 0 '^nobody$' exec --user nobody "$id" -- id -un
 expect 143 'killed after 1 s' exec --timeout-secs 1 "$id" -- sleep 60
 expect 0 '"exit_code": 0' exec --json "$id" -- true
+expect 2 'KEY=VALUE is needed' exec -e bad "$id" -- true
+expect 2 'cannot be used with' exec -i --json "$id" -- true
 printf 'hello' | "$forkd" exec -i "$id" -- tr a-z A-Z >"$work/out" 2>&1
 check 0 $? '^HELLO$' "exec -i $id -- tr a-z A-Z"
+# A terminal with keys that nobody presses, where there is a program that makes one.
+used+='shell '
+if command -v script >/dev/null; then
+    mkfifo "$work/keys"
+    exec 3<>"$work/keys"
+    script -qec "'$forkd' shell '$id' -- sh -c 'test -t 0 && echo terminal && exit 5'" /dev/null >"$work/out" 2>&1 <&3
+    check 5 $? '^terminal' "shell $id -- sh -c …"
+    exec 3>&-
+fi
+expect 125 'standard input is no terminal' shell "$id"
 expect 0 '^\[0, 1, 4\]$' eval "$id" -- '[x * x for x in range(3)]'
 expect 1 'ZeroDivisionError' eval "$id" -- '1 / 0'
 expect 0 '' eval "$id" -- 'kept = 41'
+expect 0 '^before$' checkpoint "$id" --name before
+expect 0 '' eval "$id" -- 'kept = 42'
+expect 0 '^back at before$' rollback "$id" --to before
+expect 0 '^41$' eval "$id" -- kept
+expect 0 '^before  [0-9]+ KiB$' checkpoint "$id" --list
+expect 0 '"ok": true' checkpoint "$id" --rm before --json
+expect 1 '"code": "checkpoint_not_found"' rollback "$id" --to before --json
 # More than one buffer of every part on the way.
 head -c 3000000 /dev/urandom >"$work/big"
 expect 0 '3000000 bytes written' cp "$work/big" "$id:/root/big"
 expect 0 '' cp "$id:/root/big" "$work/back"
 cmp "$work/big" "$work/back" >"$work/out" 2>&1
 check 0 $? '' 'cp there and back: the same bytes'
+expect 0 '"bytes": 3000000' cp --json "$id:/root/big" "$work/back"
 expect 1 'cannot open /nope' cp "$id:/nope" "$work/x"
+find "$work" -name 'x*' >"$work/out"
+check 0 "$(wc -l <"$work/out")" '' 'cp of nothing leaves nothing'
 expect 0 '' logs "$id"
 expect 0 'OWN +SHARED' top
 expect 0 '^tag: cli-half$' branch "$id" --tag cli-half
 expect 1 'already a snapshot cli-half' branch "$id" --tag cli-half
 expect 0 '^cli-half +ready' images
 expect 0 '^parent +run-python-numpy$' snapshot-info cli-half
+expect 0 '^tag: cli-live$' snapshot --from-sandbox "$id" --tag cli-live --live
+expect 0 '^branched_from: ' snapshot --from-sandbox "$id" --tag cli-diff --diff
+expect 0 '✓ cli-diff' rmi cli-live cli-diff
+expect 0 '^tag: cli-flat$' snapshot-compact --from cli-half --to cli-flat
+expect 0 '^parent +-$' snapshot-info cli-flat
+# A parent that is there already spares the boot of one.
+expect 0 '^tag: quickstart$' snapshot-compact --from cli-half --to quickstart
+expect 0 'fork 2 children of the branch' quickstart -n 2
+"$forkd" images >"$work/out" 2>&1 </dev/null
+grep -q quickstart-branch "$work/out"
+check 1 $? '' 'quickstart takes its branch away'
+expect 0 '✓ quickstart' rmi cli-flat quickstart
+expect 0 '^tag: cli-boot$' snapshot --tag cli-boot --image python-numpy --warmup 'touch /root/warm' --warmup-code 'warm = 6 * 7'
+expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-boot --timeout 1h
+warm=$(sed -n 's/^✓ \(sb-[^ ]*\).*/\1/p' "$work/out")
+expect 0 '^42$' eval "$warm" -- warm
+expect 0 '' exec "$warm" -- test -e /root/warm
+expect 1 'KeyboardInterrupt|TimeoutError' eval --timeout-secs 1 "$warm" -- '__import__("time").sleep(60)'
+expect 0 "✓ $warm" kill --tag cli-boot
+expect 0 '✓ cli-boot' rmi cli-boot
 expect 0 '^2 / 2 children alive$' fork --tag cli-half -n 2 --settle-secs 0
 expect 0 '"alive": 1' fork --sandbox "$id" -n 1 --settle-secs 0 --json
 expect 0 '^parent_tag +cli-half$' snapshot-diff --from cli-half --tag cli-diff --exec 'touch /root/made'
 expect 1 'cli-diff' rmi cli-half
 expect 0 '✓ cli-half' rmi --cascade cli-half
 expect 1 '"ok": false' rmi --json cli-half
-expect 1 'no snapshot cli-half' spawn --tag cli-half
+expect 1 'no snapshot cli-half.*\(snapshot_not_found, request ' spawn --tag cli-half
 expect 0 'running source=run-python-numpy' workspace create cli-ws --snapshot $tag
 expect 0 'suspended' workspace suspend cli-ws --diff
 expect 0 'running' workspace resume cli-ws
@@ -77,8 +124,20 @@ expect 0 '^cli-ws +running' workspace list
 expect 0 '"name": "cli-ws"' workspace list --json
 expect 0 '✓ cli-ws' workspace delete cli-ws
 expect 0 '"ok": true' kill --tag $tag --json
-expect 1 'no sandbox' exec "$id" -- true
+expect 125 'no sandbox' exec "$id" -- true
+expect 125 '"code": "sandbox_not_found"' exec --json "$id" -- true
 expect 0 'nothing to remove|WHAT' cleanup
 expect 0 'fail=0' doctor
+
+# Those that speak to no daemon are tested elsewhere.
+used+='bench completions machine man where '
+"$forkd" --help | sed -n '/^Commands:$/,/^$/s/^  \([a-z-]*\) .*/\1/p' >"$work/names"
+while read -r name; do
+    case $used in
+        *" $name "*) ;;
+        *) echo "$name" ;;
+    esac
+done <"$work/names" >"$work/out"
+check 0 "$(wc -l <"$work/out")" '' 'commands: each has a case here'
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

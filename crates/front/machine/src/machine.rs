@@ -146,7 +146,6 @@ mod tests {
             data: root.join("d"),
             cache: root.join("c"),
             state: root.join("s"),
-            config: root.join("e"),
         };
         Machine::in_dirs(MachineName::default(), dirs)
     }

@@ -45,16 +45,18 @@ pub const DEFAULT_IMAGE: &str = "python-numpy";
     disable_help_subcommand = true,
     arg_required_else_help = true,
     after_help = "Exit codes:\n  \
-        0    done\n  \
-        1    failed\n  \
-        2    wrong usage\n  \
-        125  `exec`, `run`, `shell` and those of `machine`: forkd itself failed. All else is the code of the\n       \
-             program: 126 it cannot be run, 127 it is not there, 128 and a signal it was killed (143 when its\n       \
-             time was over)\n  \
-        130  interrupted\n\n\
-        With --json an error is an object with `error`, and `code`, `hint` and `request_id` where there are any.\n\
-        A variable FORKD_… that is empty counts as not set. Colour is off when NO_COLOR is set or the output is\n\
-        not a terminal."
+        0      done\n  \
+        1      failed\n  \
+        2      wrong usage\n  \
+        125    forkd itself failed, where the code is else that of a program: of exec, run\n         \
+               and shell, and of machine exec and machine shell\n  \
+        126    that program cannot be run\n  \
+        127    that program is not there\n  \
+        128+N  signal N ended that program; 143 if its time was over\n  \
+        130    interrupted\n\n\
+        With --json a failure is an object on stdout: error, and causes, code, hint and\n\
+        request_id where there are any. A variable FORKD_… that is empty counts as not set.\n\
+        Colour is off when NO_COLOR is set or the output is not a terminal."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -109,7 +111,7 @@ impl Command {
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(format!("{text:?} is not KEY=VALUE")),
+        _ => Err("KEY=VALUE is needed".to_owned()),
     }
 }
 

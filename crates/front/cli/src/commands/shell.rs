@@ -57,7 +57,7 @@ async fn talk(mut program: Terminal) -> CliResult {
                 Some(TerminalEvent::Frame(ExecFrame::Exit { exit_code, .. })) => return Ok(exit_of(exit_code)),
                 Some(TerminalEvent::Frame(ExecFrame::Error { error, code })) => return Err(broken(error, code)),
                 Some(TerminalEvent::Frame(_)) => {}
-                None => return Ok(Exit::OK),
+                None => return Err(anyhow!("the connection ended before the shell did").into()),
             },
             count = input.read(&mut buffer) => {
                 let count = count?;

@@ -205,7 +205,6 @@ mod tests {
             data: "/d".into(),
             cache: "/c".into(),
             state: "/s, with a comma".into(),
-            config: "/e".into(),
         };
         let name = MachineName::default();
         let image = Image {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -474,11 +474,15 @@ struct Fake {
 
 impl Fake {
     fn new(status: &str, body: &str) -> Self {
+        Self::declaring(status, body, body.len())
+    }
+
+    /// An answer that says it is so long.
+    fn declaring(status: &str, body: &str, length: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let answer = format!(
-            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-            body.len()
+            "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
         );
         std::thread::spawn(move || {
             for connection in listener.incoming() {
@@ -494,6 +498,9 @@ impl Fake {
                     }
                 }
                 let _ = connection.write_all(answer.as_bytes());
+                // What is closed with something unread in it takes the answer along.
+                let _ = connection.shutdown(Shutdown::Write);
+                while matches!(connection.read(&mut chunk), Ok(1..)) {}
             }
         });
         Self { url }
@@ -633,4 +640,63 @@ fn a_certificate_that_is_none_is_named_by_the_doctor() {
     let shown = user.run(&["doctor", "--daemon-cacert", path.to_str().unwrap()]);
     assert!(shown.contains("cannot read [HOME]/none.pem"), "{shown}");
     assert!(!shown.contains("http://HOST:PORT"), "{shown}");
+}
+
+#[test]
+fn a_limit_that_is_not_kept_is_said() {
+    let user = User::new();
+    let child = r#"[{"id": "sb-1", "snapshot_tag": "t", "netns": null, "guest_addr": "10.42.0.2:8888",
+        "created_at_unix": 1, "pid": 2, "memory_limit_mib": null, "has_branched": false,
+        "last_branch_memory_path": null, "branch_count": 0, "state": "running", "ready_us": 1500}]"#;
+    let fake = Fake::new("201 Created", child);
+    let args = ["spawn", "--tag", "t", "--memory-limit-mib", "300"];
+    let output = user.command(&args).env("FORKD_URL", &fake.url).output();
+    insta::assert_snapshot!(user.show(output.unwrap()), @r"
+    exit: 0
+    --- stdout
+    ✓ sb-1 ready=1.5ms
+    --- stderr
+    warning: 1 of 1 have no limit of 300 MiB; the daemon's log says why it cannot set one
+    ");
+}
+
+#[test]
+fn a_checkpoint_that_is_forgotten_is_data_too() {
+    let user = User::new();
+    let fake = Fake::new("204 No Content", "");
+    let args = ["checkpoint", "sb-1", "--rm", "before", "--json"];
+    let output = user.command(&args).env("FORKD_URL", &fake.url).output();
+    insta::assert_snapshot!(user.show(output.unwrap()), @r#"
+    exit: 0
+    --- stdout
+    {
+      "name": "before",
+      "ok": true
+    }
+    --- stderr
+    "#);
+}
+
+#[test]
+fn half_a_file_is_none() {
+    let user = User::new();
+    let target = user.path("file");
+    let copy = |fake: &Fake| {
+        let args = ["cp", "--json", "sb-1:/etc/file", target.to_str().unwrap()];
+        let output = user.command(&args).env("FORKD_URL", &fake.url).output();
+        user.show(output.unwrap())
+    };
+    let shown = copy(&Fake::declaring("200 OK", "half", 8));
+    assert!(shown.starts_with("exit: 1\n"), "{shown}");
+    assert_eq!(fs::read_dir(user.path("")).unwrap().count(), 0, "{shown}");
+    insta::assert_snapshot!(copy(&Fake::new("200 OK", "whole")), @r#"
+    exit: 0
+    --- stdout
+    {
+      "path": "[HOME]/file",
+      "bytes": 5
+    }
+    --- stderr
+    "#);
+    assert_eq!(fs::read_to_string(&target).unwrap(), "whole");
 }

@@ -27,7 +27,7 @@ pub fn warn_without_limit(wanted: Option<u64>, children: &[SandboxInfo], ui: &Ui
         .count();
     if let (Some(wanted), 1..) = (wanted, without) {
         ui.talk(format_args!(
-            "warning: {without} of {} have no limit of {wanted} MiB: the daemon has no cgroup in which it may set one",
+            "warning: {without} of {} have no limit of {wanted} MiB; the daemon's log says why it cannot set one",
             children.len()
         ));
     }

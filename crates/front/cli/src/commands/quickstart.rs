@@ -25,6 +25,9 @@ const LABEL: &str = "quickstart";
 /// Requests that are under way at once.
 const PARALLEL: usize = 16;
 
+/// Between two looks at a snapshot that is being written.
+const PACE: Duration = Duration::from_millis(200);
+
 /// What was measured: a line each.
 type Rows = Vec<[String; 3]>;
 
@@ -51,7 +54,11 @@ pub fn run(args: &QuickstartArgs, ui: &Ui) -> CliResult {
         if shown.as_ref().is_ok_and(|exit| *exit != Exit::OK) {
             ui.talk("interrupted: what was started is taken away");
         }
-        tour.clean_up(ui).await;
+        // Once more, and it is left to the daemon.
+        tokio::select! {
+            () = tour.clean_up(ui) => {}
+            _ = stop.asked() => {}
+        }
         if let Ok(Exit::OK) = shown {
             next(&tour.tag, ui)?;
         }
@@ -290,11 +297,24 @@ impl Tour {
         let mut ours = self.client.sandboxes().await.unwrap_or_default();
         ours.retain(|one| one.labels.get(LABEL) == Some(&self.run));
         end(&self.client, &ours).await;
-        match self.client.delete_snapshot(&self.branch, false, true).await {
-            Ok(()) => {}
-            // It did not come so far.
-            Err(error) if error.code() == Some(ErrorCode::SnapshotNotFound) => {}
-            Err(error) => ui.talk(format_args!("the snapshot {} stays: {error}", self.branch)),
+        let removed = self.remove_branch().await;
+        // It may not have come so far, and a daemon that does not answer is complained of already.
+        if let Err(error) = removed
+            && !matches!(error.code(), None | Some(ErrorCode::SnapshotNotFound))
+        {
+            ui.talk(format_args!("the snapshot {} stays: {error}", self.branch));
+        }
+    }
+
+    /// One that is still being written can be removed when it is whole.
+    async fn remove_branch(&self) -> Result<(), Error> {
+        loop {
+            match self.client.delete_snapshot(&self.branch, false, true).await {
+                Err(error) if error.code() == Some(ErrorCode::SnapshotNotReady) => {
+                    tokio::time::sleep(PACE).await;
+                }
+                other => return other,
+            }
         }
     }
 }

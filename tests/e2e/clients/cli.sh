@@ -92,7 +92,7 @@ expect 0 '^cli-half +ready' images
 expect 0 '^parent +run-python-numpy$' snapshot-info cli-half
 expect 0 '^tag: cli-live$' snapshot --from-sandbox "$id" --tag cli-live --live
 expect 0 '^branched_from: ' snapshot --from-sandbox "$id" --tag cli-diff --diff
-expect 0 '✓ cli-diff' rmi cli-live cli-diff
+expect 0 '✓ cli-diff' rmi --force cli-live cli-diff
 expect 0 '^tag: cli-flat$' snapshot-compact --from cli-half --to cli-flat
 expect 0 '^parent +-$' snapshot-info cli-flat
 # A parent that is there already spares the boot of one.

@@ -1,6 +1,6 @@
 //! `forkd cleanup`: what nobody can use any more.
 
-use forkd_api::{SandboxState, SnapshotStatus};
+use forkd_api::{ErrorCode, SandboxState, SnapshotStatus};
 use serde::Serialize;
 
 use crate::args::CleanupArgs;
@@ -17,6 +17,20 @@ struct Leftover {
     why: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<ErrorCode>,
+}
+
+impl Leftover {
+    fn new(kind: &'static str, name: String, why: String) -> Self {
+        Self {
+            kind,
+            name,
+            why,
+            error: None,
+            code: None,
+        }
+    }
 }
 
 /// Runs `forkd cleanup`.
@@ -27,22 +41,13 @@ pub fn run(args: &CleanupArgs, ui: &Ui) -> CliResult {
         for sandbox in client.sandboxes().await.map_err(failed)? {
             if sandbox.state == SandboxState::Failed {
                 let why = sandbox.error.map_or_else(String::new, |body| body.error);
-                found.push(Leftover {
-                    kind: "sandbox",
-                    name: sandbox.id,
-                    why,
-                    error: None,
-                });
+                found.push(Leftover::new("sandbox", sandbox.id, why));
             }
         }
         for snapshot in client.snapshots().await.map_err(failed)? {
             if snapshot.status == SnapshotStatus::Failed {
-                found.push(Leftover {
-                    kind: "snapshot",
-                    name: snapshot.tag,
-                    why: snapshot.warning.unwrap_or_default(),
-                    error: None,
-                });
+                let why = snapshot.warning.unwrap_or_default();
+                found.push(Leftover::new("snapshot", snapshot.tag, why));
             }
         }
         if args.yes {
@@ -51,7 +56,10 @@ pub fn run(args: &CleanupArgs, ui: &Ui) -> CliResult {
                     "sandbox" => client.kill(&one.name).await,
                     _ => client.delete_snapshot(&one.name, false, true).await,
                 };
-                one.error = removed.err().map(|error| error.to_string());
+                if let Err(error) = removed {
+                    one.code = error.code();
+                    one.error = Some(error.to_string());
+                }
             }
         }
         show(&found, args, ui)?;

@@ -105,17 +105,17 @@ struct Seen {
 async fn look(vm: &Vm) -> anyhow::Result<Seen> {
     let text = vm
         .sh(&format!(
-            "cat /run/ledger 2>/dev/null || echo 0; echo
+            "echo $(cat /run/ledger 2>/dev/null || echo 0)
              dmesg | grep -c -i -e 'i/o error' -e 'ext4-fs error' -e 'bug:'
              cat {CHAIN} 2>/dev/null; echo"
         ))
         .await?;
-    let mut lines = text.splitn(4, '\n').filter(|line| !line.is_empty());
-    let mut next = || lines.next().context("too few lines");
-    let ledger = next()?.trim().parse()?;
-    let complaints = next()?;
+    let mut parts = text.splitn(3, '\n');
+    let mut next = || parts.next().context("something is missing");
+    let (ledger, complaints) = (next()?, next()?);
+    let chain = parts.next().unwrap_or_default();
     ensure!(complaints == "0", "{complaints} complaints of the kernel");
-    let chain = check_chain(lines.next().unwrap_or_default())?;
+    let (chain, ledger) = (check_chain(chain)?, ledger.parse()?);
     Ok(Seen { chain, ledger })
 }
 

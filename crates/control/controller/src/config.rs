@@ -1,7 +1,7 @@
 //! What the daemon was told, checked.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where to listen.
@@ -67,4 +67,33 @@ pub struct Config {
     pub pool: u32,
     /// How long requests may go on after the daemon was told to stop.
     pub drain: Duration,
+}
+
+impl Config {
+    /// A daemon that keeps everything below one directory, listens nowhere and starts no VM: what tests begin with.
+    pub fn below(root: &Path) -> Self {
+        Self {
+            listen: Vec::new(),
+            data_dir: root.join("data"),
+            run_dir: root.join("run"),
+            state_file: root.join("state.db"),
+            audit_log: None,
+            token_file: None,
+            tls: None,
+            spawn_program: root.join("no-spawn"),
+            image_program: root.join("no-image"),
+            allowed_paths: Vec::new(),
+            branch_concurrency: 4,
+            max_sandboxes: 10,
+            max_sandboxes_per_token: 10,
+            max_requests: 16,
+            requests_per_second: 0,
+            max_lifetime: None,
+            disk_limit_bytes: 0,
+            reserve_mib: 0,
+            ready_timeout: Duration::from_secs(1),
+            pool: 0,
+            drain: Duration::from_secs(1),
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! The daemon from outside, as far as no VM is needed.
 
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
@@ -30,27 +29,9 @@ impl Daemon {
             path
         });
         let config = Config {
-            listen: Vec::new(),
-            data_dir: root.join("data"),
-            run_dir: root.join("run"),
-            state_file: root.join("state.db"),
             audit_log: Some(root.join("audit.log")),
             token_file,
-            tls: None,
-            spawn_program: root.join("no-spawn"),
-            image_program: root.join("no-image"),
-            allowed_paths: Vec::new(),
-            branch_concurrency: 4,
-            max_sandboxes: 10,
-            max_sandboxes_per_token: 10,
-            max_requests: 16,
-            requests_per_second: 0,
-            max_lifetime: None,
-            disk_limit_bytes: 0,
-            reserve_mib: 0,
-            ready_timeout: Duration::from_secs(1),
-            pool: 0,
-            drain: Duration::from_secs(1),
+            ..Config::below(root)
         };
         let (app, _endings) = App::open(config).unwrap();
         Self { app, _dir: dir }

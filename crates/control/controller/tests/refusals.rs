@@ -18,27 +18,8 @@ const MISSING: &str = "sb-00000001-0000000000000001";
 
 fn app(root: &Path) -> Arc<App> {
     let config = Config {
-        listen: Vec::new(),
-        data_dir: root.join("data"),
-        run_dir: root.join("run"),
-        state_file: root.join("state.db"),
-        audit_log: None,
-        token_file: None,
-        tls: None,
-        spawn_program: root.join("no-spawn"),
-        image_program: root.join("no-image"),
-        allowed_paths: Vec::new(),
-        branch_concurrency: 4,
-        max_sandboxes: 10,
-        max_sandboxes_per_token: 10,
-        max_requests: 16,
-        requests_per_second: 0,
         max_lifetime: Some(Duration::from_secs(3600)),
-        disk_limit_bytes: 0,
-        reserve_mib: 0,
-        ready_timeout: Duration::from_secs(1),
-        pool: 0,
-        drain: Duration::from_secs(1),
+        ..Config::below(root)
     };
     App::open(config).unwrap().0
 }

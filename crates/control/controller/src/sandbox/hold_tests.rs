@@ -6,7 +6,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use forkd_types::{Digest, Tag};
 use forkd_vmm_client::Vmm;
@@ -28,30 +27,7 @@ use crate::branching::cut_and_hold;
 use crate::config::Config;
 
 fn app(root: &Path) -> Arc<App> {
-    let config = Config {
-        listen: Vec::new(),
-        data_dir: root.join("data"),
-        run_dir: root.join("run"),
-        state_file: root.join("state.db"),
-        audit_log: None,
-        token_file: None,
-        tls: None,
-        spawn_program: root.join("no-spawn"),
-        image_program: root.join("no-image"),
-        allowed_paths: Vec::new(),
-        branch_concurrency: 4,
-        max_sandboxes: 10,
-        max_sandboxes_per_token: 10,
-        max_requests: 16,
-        requests_per_second: 0,
-        max_lifetime: None,
-        disk_limit_bytes: 0,
-        reserve_mib: 0,
-        ready_timeout: Duration::from_secs(1),
-        pool: 0,
-        drain: Duration::from_secs(1),
-    };
-    App::open(config).unwrap().0
+    App::open(Config::below(root)).unwrap().0
 }
 
 fn receive(socket: &OwnedFd) -> Option<(Request, Vec<File>)> {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use forkd_controller::app::App;
 use forkd_controller::config::Config;
@@ -12,27 +11,10 @@ use forkd_store::{Cpu, Manifest, MemoryManifest, Origin, SCHEMA, Source, Version
 /// A daemon with everything below one directory.
 pub fn app(root: &Path) -> Arc<App> {
     let config = Config {
-        listen: Vec::new(),
-        data_dir: root.join("data"),
-        run_dir: root.join("run"),
-        state_file: root.join("state.db"),
-        audit_log: None,
-        token_file: None,
-        tls: None,
-        spawn_program: root.join("no-spawn"),
-        image_program: root.join("no-image"),
-        allowed_paths: Vec::new(),
-        branch_concurrency: 4,
         max_sandboxes: 100,
         max_sandboxes_per_token: 100,
-        max_requests: 16,
-        requests_per_second: 0,
-        max_lifetime: None,
-        disk_limit_bytes: 0,
-        reserve_mib: 0,
-        ready_timeout: Duration::from_secs(1),
         pool: 8,
-        drain: Duration::from_secs(1),
+        ..Config::below(root)
     };
     App::open(config).unwrap().0
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use forkd_testkit::Kit;
+use forkd_testkit::{Kit, last_of_consoles, work_folder};
 use libtest_mimic::{Failed, Trial};
 
 /// No scenario takes longer than this, however slow the machine.
@@ -69,14 +69,18 @@ fn run(body: Body) -> anyhow::Result<()> {
         .build()?;
     let limit = limit();
     let _watchdog = Watchdog::start(limit + 2 * GRACE);
+    let work = work_folder()?;
     let outcome = runtime.block_on(async {
-        let kit = Kit::start().await?;
+        let kit = Kit::start(work.path()).await?;
         tokio::time::timeout(limit, body(Run { kit }))
             .await
             .with_context(|| format!("not finished within {} s", limit.as_secs()))?
     });
     // Dropping the runtime would wait for a blocked thread without end.
     runtime.shutdown_timeout(GRACE);
+    if outcome.is_err() {
+        eprintln!("{}", last_of_consoles(work.path()));
+    }
     outcome
 }
 

@@ -23,6 +23,9 @@ use crate::ends::Ends;
 use crate::vm::Parts;
 use crate::{Assets, Disk, Fds, Frozen, Vm};
 
+/// How much of each console a failed test shows.
+const CONSOLE_LINES: usize = 40;
+
 /// The most bytes a guest's console may fill.
 const CONSOLE_LIMIT: u64 = 16 << 20;
 
@@ -103,7 +106,32 @@ impl Default for ForkOptions {
     }
 }
 
-/// One `forkd-spawn` and a work folder; both end with the kit.
+/// A new work folder for a [`Kit`], which is removed when it is dropped.
+pub fn work_folder() -> std::io::Result<TempDir> {
+    let parent = std::env::var_os("FORKD_E2E_WORK").map_or(std::env::temp_dir(), PathBuf::from);
+    tempfile::Builder::new()
+        .prefix("forkd-e2e-")
+        .tempdir_in(parent)
+}
+
+/// What the guests below a work folder said last, for a test that has failed.
+pub fn last_of_consoles(work: &Path) -> String {
+    let mut all = String::new();
+    let folders = std::fs::read_dir(work).into_iter().flatten().flatten();
+    for folder in folders.map(|entry| entry.path()) {
+        let text = std::fs::read(folder.join("console.log")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines.len().saturating_sub(CONSOLE_LINES);
+        if !lines.is_empty() {
+            all += &format!("\nconsole of {}:\n", folder.display());
+            all += &lines[last..].join("\n");
+        }
+    }
+    all
+}
+
+/// One `forkd-spawn` in a work folder; it ends with the kit.
 #[derive(Debug)]
 pub struct Kit {
     /// What guests are made of.
@@ -112,19 +140,15 @@ pub struct Kit {
     pub spawner: Spawner,
     ends: Arc<Ends>,
     process: Child,
-    work: TempDir,
+    work: PathBuf,
     next: AtomicU64,
 }
 
 impl Kit {
-    /// Starts `forkd-spawn` in a fresh folder.
-    pub async fn start() -> anyhow::Result<Self> {
+    /// Starts `forkd-spawn` in an empty folder.
+    pub async fn start(work: &Path) -> anyhow::Result<Self> {
         let assets = Assets::from_env()?;
-        let parent = std::env::var_os("FORKD_E2E_WORK").map_or(std::env::temp_dir(), PathBuf::from);
-        let work = tempfile::Builder::new()
-            .prefix("forkd-e2e-")
-            .tempdir_in(parent)?;
-        let socket = work.path().join("spawn.sock");
+        let socket = work.join("spawn.sock");
         let process = start_spawner(&assets, &socket)?;
         let (spawner, endings) = connect(&socket).await?;
         Ok(Self {
@@ -132,14 +156,14 @@ impl Kit {
             spawner,
             ends: Ends::watch(endings),
             process,
-            work,
+            work: work.to_owned(),
             next: AtomicU64::new(1),
         })
     }
 
     /// Drops the connection to `forkd-spawn` and makes a new one, as a controller that comes back does.
     pub async fn reconnect(&mut self) -> anyhow::Result<()> {
-        let (spawner, endings) = connect(&self.work.path().join("spawn.sock")).await?;
+        let (spawner, endings) = connect(&self.work.join("spawn.sock")).await?;
         self.spawner = spawner;
         self.ends = Ends::watch(endings);
         Ok(())
@@ -147,7 +171,7 @@ impl Kit {
 
     /// The work folder, on a real disk.
     pub fn work(&self) -> &Path {
-        self.work.path()
+        &self.work
     }
 
     /// The process id of `forkd-spawn`.
@@ -165,14 +189,14 @@ impl Kit {
     /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. Machines of the old one go on as long as
     /// somebody holds their sockets.
     pub async fn restart_spawner(&mut self) -> anyhow::Result<()> {
-        self.process = start_spawner(&self.assets, &self.work.path().join("spawn.sock"))?;
+        self.process = start_spawner(&self.assets, &self.work.join("spawn.sock"))?;
         self.reconnect().await
     }
 
     /// A fresh folder below the work folder.
     pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = self.work.path().join(format!("{name}-{number}"));
+        let path = self.work.join(format!("{name}-{number}"));
         std::fs::create_dir(&path)?;
         Ok(path)
     }

@@ -25,6 +25,6 @@ pub use disk::Disk;
 pub use faults::{Killer, SmallDisk};
 pub use fds::Fds;
 pub use frozen::Frozen;
-pub use kit::{BootOptions, ForkOptions, Kit, Root};
+pub use kit::{BootOptions, ForkOptions, Kit, Root, last_of_consoles, work_folder};
 pub use net::{Namespace, Pump};
 pub use vm::Vm;

@@ -1,6 +1,5 @@
 //! From a request to branch to a cut in the sandbox's queue.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forkd_api::{BranchMode, BranchRequest, ErrorCode, SnapshotInfo};
@@ -227,7 +226,6 @@ fn send(
     sandbox.ask(Ask::Branch(Box::new(BranchAsk {
         claimed,
         mode,
-        labels: BTreeMap::new(),
         taken,
         held,
         done: sender,

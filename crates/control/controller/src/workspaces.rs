@@ -179,7 +179,7 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
     sandbox.stop.cancel();
     sandbox.gone.cancelled().await;
     drop(held);
-    if let Some(old) = old.filter(|old| Some(old) != record.state_tag.as_ref()) {
+    if let Some(old) = old {
         tidy(app, old).await;
     }
     Ok(info)

@@ -1,53 +1,20 @@
 //! What the daemon says to `forkd-spawn`.
 
 mod local;
+mod stand_in;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use forkd_controller::sandbox::create::{CreateRequest, create};
 use forkd_store::Manifest;
 use forkd_types::SandboxId;
+use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
-    FromSpawn, MAX_BATCH, PoolStatus, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
-    SpawnRequest, SpawnStatus,
+    MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus,
 };
-use forkd_vmm_proto::{MAX_MESSAGE, Shape, decode, encode};
 use local::{app, publish};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv,
-    send, socket,
-};
-
-type Answer = Result<SpawnReply, SpawnError>;
-
-/// Answers on the socket of the daemon at `root`, and greets by itself.
-fn stand_in(root: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Send + 'static) {
-    let path = root.join("run/spawn.sock");
-    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    listen(&listener, 1).unwrap();
-    std::thread::spawn(move || {
-        let connection = accept(&listener).unwrap();
-        let mut packet = vec![0; MAX_MESSAGE];
-        loop {
-            let (length, _) = recv(&connection, &mut packet[..], RecvFlags::empty()).unwrap();
-            if length == 0 {
-                return;
-            }
-            let SpawnRequest { seq, command } = decode(&packet[..length]).unwrap();
-            let result = match command {
-                SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
-                    version: SPAWN_VERSION,
-                }),
-                command => answer(command),
-            };
-            let said = encode(&FromSpawn::Response { seq, result }).unwrap();
-            send(&connection, &said, SendFlags::NOSIGNAL).unwrap();
-        }
-    });
-}
+use stand_in::stand_in;
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
     forkd_controller::launch::shape(memory_mib, manifest.vcpus, manifest.cpu)
@@ -60,7 +27,7 @@ async fn children_of_a_batch_that_failed_are_all_ended() {
     let manifest = publish(&app, "base", "sb-1");
     let asked = Arc::new(Mutex::new((Vec::new(), Vec::new())));
     let noted = Arc::clone(&asked);
-    stand_in(dir.path(), move |command| {
+    stand_in(&dir.path().join("run/spawn.sock"), move |command| {
         let (taken, killed): &mut (Vec<SandboxId>, Vec<SandboxId>) = &mut noted.lock().unwrap();
         match command {
             SpawnCommand::Take { ids, .. } => {
@@ -106,7 +73,7 @@ async fn shells_of_the_shape_used_last_stand_ready_and_no_others() {
     // What an earlier daemon asked for.
     let depths = Arc::new(Mutex::new(vec![(old, 8)]));
     let noted = Arc::clone(&depths);
-    stand_in(dir.path(), move |command| {
+    stand_in(&dir.path().join("run/spawn.sock"), move |command| {
         let mut depths = noted.lock().unwrap();
         match command {
             SpawnCommand::SetPool { shape, depth } => {

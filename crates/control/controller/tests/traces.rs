@@ -1,5 +1,6 @@
 //! The daemon as a process, and a collector that takes its traces.
 
+mod stand_in;
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -134,19 +134,22 @@ mod tests {
     use std::time::Duration;
     use tokio::sync::oneshot;
 
-    #[tokio::test]
-    async fn a_client_that_goes_away_leaves_an_answer_behind() {
-        let dir = tempfile::tempdir().unwrap();
-        let db = Db::open(&dir.path().join("state.db")).unwrap();
-        let keyed = || Keyed {
+    fn keyed(db: &Db) -> Keyed {
+        Keyed {
             db: db.clone(),
             actor: "me".into(),
             key: "k".into(),
             fingerprint: "f".into(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_goes_away_leaves_an_answer_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::open(&dir.path().join("state.db")).unwrap();
         let (begun, has_begun) = oneshot::channel();
         let (go, may_go) = oneshot::channel::<()>();
-        let client = tokio::spawn(detached(keyed().once(async move {
+        let client = tokio::spawn(detached(keyed(&db).once(async move {
             begun.send(()).unwrap();
             may_go.await.unwrap();
             Ok((StatusCode::CREATED, Ok("made".into())))
@@ -158,7 +161,7 @@ mod tests {
         let again = async {
             loop {
                 let never = async { panic!("carried out twice") };
-                if let Ok(answer) = keyed().once(never).await {
+                if let Ok(answer) = keyed(&db).once(never).await {
                     return answer.status();
                 }
             }
@@ -171,14 +174,16 @@ mod tests {
     async fn work_that_panics_gives_its_key_free() {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("state.db")).unwrap();
-        let keyed = || Keyed {
-            db: db.clone(),
-            actor: "me".into(),
-            key: "k".into(),
-            fingerprint: "f".into(),
-        };
-        assert!(keyed().once(async { panic!("on purpose") }).await.is_err());
+        assert!(
+            keyed(&db)
+                .once(async { panic!("on purpose") })
+                .await
+                .is_err()
+        );
         let good = async { Ok((StatusCode::OK, Ok("made".into()))) };
-        assert_eq!(keyed().once(good).await.unwrap().status(), StatusCode::OK);
+        assert_eq!(
+            keyed(&db).once(good).await.unwrap().status(),
+            StatusCode::OK
+        );
     }
 }

@@ -45,8 +45,6 @@ pub struct BranchAsk {
     pub claimed: Claimed,
     /// How much to write.
     pub mode: CutMode,
-    /// Labels of the snapshot.
-    pub labels: BTreeMap<String, String>,
     /// Told as soon as the source runs again, for a caller who does not wait for the end: why a cut fails after that is
     /// kept with the tag.
     pub taken: Option<oneshot::Sender<u64>>,
@@ -75,7 +73,6 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
     let BranchAsk {
         claimed,
         mode,
-        labels,
         taken,
         held,
         done,
@@ -84,7 +81,6 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
         owned,
         claimed: &claimed,
         mode,
-        labels,
         taken,
         told: false,
         goes_on: held.is_none(),
@@ -160,7 +156,6 @@ struct Cut<'a> {
     owned: &'a mut Owned,
     claimed: &'a Claimed,
     mode: CutMode,
-    labels: BTreeMap<String, String>,
     taken: Option<oneshot::Sender<u64>>,
     /// Somebody was told that the tag is being written.
     told: bool,
@@ -446,7 +441,7 @@ impl Cut<'_> {
                 agent: record.agent.clone(),
                 numpy: record.numpy.clone(),
             },
-            labels: self.labels.clone(),
+            labels: BTreeMap::new(),
         }
     }
 }

@@ -170,9 +170,11 @@ fn remaining(sandbox: &Sandbox) -> Option<Duration> {
 /// Waits until a sandbox whose VM has ended is deleted, or its time is over. It hears no requests any more, so a new
 /// time is noticed by looking.
 pub(super) async fn until_removed(sandbox: &Sandbox) {
-    while let left = remaining(sandbox).unwrap_or(LOOK).min(LOOK)
-        && !left.is_zero()
-    {
+    loop {
+        let left = remaining(sandbox).unwrap_or(LOOK).min(LOOK);
+        if left.is_zero() {
+            return;
+        }
         tokio::select! {
             () = sandbox.stop.cancelled() => return,
             () = tokio::time::sleep(left) => {}

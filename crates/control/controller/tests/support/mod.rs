@@ -4,15 +4,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 
-use forkd_vmm_proto::spawn::{
-    FromSpawn, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply, SpawnRequest,
-};
-use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv,
-    send, socket,
-};
+use forkd_vmm_proto::spawn::{SpawnCommand, SpawnError, SpawnReply};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::stand_in::{Answer, stand_in};
 
 /// A daemon with everything below one directory, and a `forkd-spawn` that has no VM and makes none.
 pub struct Daemon {
@@ -25,7 +20,7 @@ impl Daemon {
     pub fn start(root: &Path, args: &[&str]) -> Self {
         let run = root.join("run");
         std::fs::create_dir(&run).unwrap();
-        stand_in(&run.join("spawn.sock"));
+        stand_in(&run.join("spawn.sock"), makes_none);
         let mut child = Command::new(env!("CARGO_BIN_EXE_forkd-controller"))
             .arg("serve")
             .args(args)
@@ -62,34 +57,14 @@ impl Drop for Daemon {
     }
 }
 
-fn stand_in(path: &Path) {
-    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    listen(&listener, 1).unwrap();
-    std::thread::spawn(move || {
-        let connection = accept(&listener).unwrap();
-        let mut packet = vec![0; MAX_MESSAGE];
-        loop {
-            let (length, _) = recv(&connection, &mut packet[..], RecvFlags::empty()).unwrap();
-            if length == 0 {
-                return;
-            }
-            let request: SpawnRequest = decode(&packet[..length]).unwrap();
-            let result = match request.command {
-                SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
-                    version: SPAWN_VERSION,
-                }),
-                SpawnCommand::Adopt { .. } => Ok(SpawnReply::Adopted {
-                    vms: Vec::new(),
-                    more: false,
-                }),
-                _ => Err(SpawnError::ShellFailed {
-                    reason: "a stand-in makes none".into(),
-                }),
-            };
-            let seq = request.seq;
-            let answer = encode(&FromSpawn::Response { seq, result }).unwrap();
-            send(&connection, &answer, SendFlags::NOSIGNAL).unwrap();
-        }
-    });
+fn makes_none(command: SpawnCommand) -> Answer {
+    match command {
+        SpawnCommand::Adopt { .. } => Ok(SpawnReply::Adopted {
+            vms: Vec::new(),
+            more: false,
+        }),
+        _ => Err(SpawnError::ShellFailed {
+            reason: "a stand-in makes none".into(),
+        }),
+    }
 }

@@ -288,8 +288,12 @@ impl Machine {
         })
     }
 
-    /// What can fail when disks get new layers fails here, before the first has one.
+    /// What can fail when disks get new layers fails here, before the first has one. One disk alone is as it was when it
+    /// fails, and the guest stands still meanwhile.
     pub(super) fn prepare_layers(&self, layers: &[File]) -> Result<(), CutError> {
+        if layers.len() < 2 {
+            return Ok(());
+        }
         for (disk, layer) in self.devices.writable_disks().into_iter().zip(layers) {
             let slot = disk.slot();
             disk.with(|block: &mut Block| block.prepare_layer(layer))

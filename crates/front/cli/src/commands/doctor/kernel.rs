@@ -19,6 +19,9 @@ pub fn checks() -> Vec<Check> {
         userfaultfd(),
         memfd(),
         pagemap_scan(),
+        namespaces(),
+        tun(),
+        nftables(),
         entropy(),
         clock(),
     ]
@@ -174,6 +177,52 @@ fn pagemap_scan() -> Check {
             "changed pages are found by reading /proc/self/pagemap, which is slower; Linux 6.7 has it",
         ),
         None => Check::skip("PAGEMAP_SCAN", "the release cannot be read"),
+    }
+}
+
+/// Said of what only networks of sandboxes will need: a host without it lacks nothing today.
+const NO_NETWORK: &str = "sandboxes have no network yet";
+
+fn namespaces() -> Check {
+    let missing: Vec<&str> = ["mnt", "net", "pid", "user", "uts"]
+        .into_iter()
+        .filter(|name| !Path::new("/proc/self/ns").join(name).exists())
+        .collect();
+    if missing.is_empty() {
+        Check::pass("namespaces", "mnt, net, pid, user, uts")
+    } else {
+        let missing = missing.join(", ");
+        Check::skip(
+            "namespaces",
+            format!("missing: {missing}, another kernel has them; {NO_NETWORK}"),
+        )
+    }
+}
+
+fn tun() -> Check {
+    let opened = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun");
+    match opened {
+        Ok(_) => Check::pass("tun", "/dev/net/tun opens"),
+        Err(error) => Check::skip(
+            "tun",
+            format!("/dev/net/tun: {error}, try modprobe tun; {NO_NETWORK}"),
+        ),
+    }
+}
+
+fn nftables() -> Check {
+    let found = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"]
+        .into_iter()
+        .find(|path| Path::new(path).exists());
+    match found {
+        Some(path) => Check::pass("nftables", path),
+        None => Check::skip(
+            "nftables",
+            format!("no nft program, try apt install nftables; {NO_NETWORK}"),
+        ),
     }
 }
 

@@ -1,0 +1,40 @@
+//! A `forkd-spawn` that says what a test wants.
+
+use std::path::Path;
+
+use forkd_vmm_proto::spawn::{
+    FromSpawn, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply, SpawnRequest,
+};
+use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv,
+    send, socket,
+};
+
+pub type Answer = Result<SpawnReply, SpawnError>;
+
+/// Answers one daemon at that address, and greets by itself.
+pub fn stand_in(path: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Send + 'static) {
+    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    std::thread::spawn(move || {
+        let connection = accept(&listener).unwrap();
+        let mut packet = vec![0; MAX_MESSAGE];
+        loop {
+            let (length, _) = recv(&connection, &mut packet[..], RecvFlags::empty()).unwrap();
+            if length == 0 {
+                return;
+            }
+            let SpawnRequest { seq, command } = decode(&packet[..length]).unwrap();
+            let result = match command {
+                SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
+                    version: SPAWN_VERSION,
+                }),
+                command => answer(command),
+            };
+            let said = encode(&FromSpawn::Response { seq, result }).unwrap();
+            send(&connection, &said, SendFlags::NOSIGNAL).unwrap();
+        }
+    });
+}

@@ -2,10 +2,11 @@
 
 mod report;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use forkd_api::{BranchRequest, EventInfo, EventKind};
+use forkd_api::{BranchRequest, EventInfo, EventKind, ForkRequest};
 use forkd_client::Frames;
 use forkd_types::MiB;
 
@@ -84,6 +85,8 @@ pub struct Times {
     pub durable: Duration,
     /// From the request until a child of it had answered.
     pub child_answers: Duration,
+    /// From the request to fork the source, as much changed as before a branch, until the child had answered.
+    pub fork_answers: Duration,
     /// Bytes of memory written.
     pub written: u64,
 }
@@ -102,7 +105,9 @@ async fn measure(
     for round in 0..=rounds {
         source.dirty(dirty).await?;
         let tag = daemon.tag(&format!("{}-{}-{round}", memory.0, dirty.0));
-        let times = once(daemon, &source, &tag, &mut events).await?;
+        let mut times = once(daemon, &source, &tag, &mut events).await?;
+        source.dirty(dirty).await?;
+        times.fork_answers = fork(daemon, &source).await?;
         if round > 0 {
             all.push(times);
         }
@@ -149,8 +154,23 @@ async fn once(
         source_runs,
         durable,
         child_answers,
+        fork_answers: Duration::ZERO,
         written: detail.memory_physical_bytes,
     })
+}
+
+/// Forks the source in one operation.
+async fn fork(daemon: &Daemon, source: &Source<'_>) -> anyhow::Result<Duration> {
+    let request = ForkRequest {
+        n: 1,
+        timeout_secs: None,
+        labels: BTreeMap::new(),
+    };
+    let begun = Instant::now();
+    let children = daemon.client.fork(source.id(), &request).await?;
+    let answered = begun.elapsed();
+    daemon.end(children).await;
+    Ok(answered)
 }
 
 async fn until_durable(events: &mut Frames<EventInfo>, tag: &str) -> anyhow::Result<()> {

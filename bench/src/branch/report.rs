@@ -39,6 +39,8 @@ pub struct Branch {
     pub durable_ms: Spread,
     /// Until a child answers.
     pub child_answers_ms: Spread,
+    /// Until a child of a fork, which has no name and is not durable, answers.
+    pub fork_answers_ms: Spread,
     /// Memory that the snapshots hold themselves, the median.
     pub written_mib: f64,
 }
@@ -62,6 +64,7 @@ impl Branch {
             source_runs_ms: spread(|times| times.source_runs),
             durable_ms: spread(|times| times.durable),
             child_answers_ms: spread(|times| times.child_answers),
+            fork_answers_ms: spread(|times| times.fork_answers),
             written_mib: median.copied().unwrap_or(0) as f64 / f64::from(1 << 20),
         }
     }
@@ -91,7 +94,8 @@ impl Conditions {
                     writing take from its processor included; quiet gap: the same over as long a time without a branch; \
                     host pause: from the first vCPU stopped to the last one running again; source, child, durable: from sending the request \
                     until it was answered, a child started when the snapshot was durable had answered, the \
-                    event of the durable snapshot came",
+                    event of the durable snapshot came; child of a fork: from sending the request to fork the source, as \
+                    much changed, until it was answered, which is when the child has answered",
         }
     }
 }
@@ -114,6 +118,7 @@ impl Findings for Report {
                 ("source runs", &branch.source_runs_ms),
                 ("snapshot durable", &branch.durable_ms),
                 ("child answers", &branch.child_answers_ms),
+                ("child of a fork answers", &branch.fork_answers_ms),
             ] {
                 text.push_str(&ms.line(what));
             }
@@ -136,6 +141,7 @@ mod tests {
             source_runs: Duration::from_millis(4 * n),
             durable: Duration::from_millis(5 * n),
             child_answers: Duration::from_millis(6 * n),
+            fork_answers: Duration::from_millis(7 * n),
             written: n << 20,
         };
         let all: Vec<Times> = (1..=10).map(times).collect();
@@ -146,6 +152,7 @@ mod tests {
         assert_eq!(branch.source_runs_ms.p50, 20.0);
         assert_eq!(branch.durable_ms.p99, 50.0);
         assert_eq!(branch.child_answers_ms.p50, 30.0);
+        assert_eq!(branch.fork_answers_ms.p50, 35.0);
         assert_eq!(branch.written_mib, 5.0);
     }
 

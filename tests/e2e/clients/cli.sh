@@ -112,6 +112,20 @@ expect 0 "✓ $warm" kill --tag cli-boot
 expect 0 '✓ cli-boot' rmi cli-boot
 expect 0 '^2 / 2 children alive$' fork --tag cli-half -n 2 --settle-secs 0
 expect 0 '"alive": 1' fork --sandbox "$id" -n 1 --settle-secs 0 --json
+expect 0 '' exec "$id" -- touch /root/before-the-fork
+expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --sandbox "$id" --timeout 1h
+forked=$(sed -n 's/^✓ \(sb-[^ ]*\).*/\1/p' "$work/out")
+expect 0 '' exec "$forked" -- test -e /root/before-the-fork
+# It can itself be branched, though what it was started from has no name.
+expect 0 '^tag: cli-of-a-fork$' branch "$forked" --tag cli-of-a-fork
+expect 0 "✓ $forked" kill "$forked"
+expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-of-a-fork --timeout 1h
+expect 0 '' exec "$(sed -n 's/^✓ \(sb-[^ ]*\).*/\1/p' "$work/out")" -- test -e /root/before-the-fork
+expect 0 '^✓ sb-' kill --tag cli-of-a-fork
+expect 0 '✓ cli-of-a-fork' rmi cli-of-a-fork
+expect 0 '^limit +none$' store
+expect 0 '"physical_bytes": [1-9]' store --json
+expect 0 '^[1-9][0-9]* snapshots and [1-9][0-9]* files checked, 0 problems$' store --check --deep
 expect 0 '^parent_tag +cli-half$' snapshot-diff --from cli-half --tag cli-diff --exec 'touch /root/made'
 expect 1 'cli-diff' rmi cli-half
 expect 0 '✓ cli-half' rmi --cascade cli-half

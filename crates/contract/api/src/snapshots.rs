@@ -248,6 +248,9 @@ pub struct StoreUsage {
     pub logical_bytes: u64,
     /// Bytes free on that file system.
     pub free_bytes: u64,
+    /// Bytes that they may take on disk for one more to be made; no limit if missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
 }
 
 /// Answer of `POST /v1/store/fsck`.

@@ -68,7 +68,9 @@ impl App {
             std::fs::create_dir_all(dir)
                 .with_context(|| format!("cannot create {}", dir.display()))?;
         }
-        let store = Store::open(&config.data_dir).context("the store cannot be opened")?;
+        let store = Store::open(&config.data_dir)
+            .context("the store cannot be opened")?
+            .with_limit(config.store_limit_bytes);
         let touched = config.data_dir.join("touched");
         let touched = Touched::open(touched.clone())
             .with_context(|| format!("cannot use {}", touched.display()))?;

@@ -11,6 +11,7 @@ use crate::config::{Config, ListenAddr, TlsFiles};
 use crate::telemetry::Collector;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
+const MIB: u64 = 1 << 20;
 
 /// The daemon that owns every sandbox and snapshot of a host.
 #[derive(Debug, Parser)]
@@ -137,6 +138,14 @@ pub struct ServeArgs {
         value_name = "MIB"
     )]
     disk_limit_mib: u64,
+    /// MiB that all snapshots together may take on disk: one more is refused; 0 for no limit
+    #[arg(
+        long,
+        env = "FORKD_STORE_LIMIT_MIB",
+        default_value_t = 0,
+        value_name = "MIB"
+    )]
+    store_limit_mib: u64,
     /// MiB of host memory that stay free: a create that would go below is refused
     #[arg(
         long,
@@ -226,7 +235,9 @@ impl ServeArgs {
             max_requests: self.max_requests,
             requests_per_second: self.requests_per_second,
             max_lifetime: self.max_lifetime.map(Into::into),
-            disk_limit_bytes: self.disk_limit_mib << 20,
+            disk_limit_bytes: self.disk_limit_mib.saturating_mul(MIB),
+            store_limit_bytes: (self.store_limit_mib > 0)
+                .then_some(self.store_limit_mib.saturating_mul(MIB)),
             reserve_mib: self.reserve_mib,
             ready_timeout: Duration::from(self.ready_timeout).max(Duration::from_secs(1)),
             pool: self.pool,

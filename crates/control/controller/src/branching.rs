@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::clock;
 use crate::error::Error;
 use crate::sandbox::{Ask, BranchAsk, BranchDone, CutMode, Sandbox};
-use crate::snapshots::{HIDDEN, writing_info};
+use crate::snapshots::{HIDDEN, is_hidden, writing_info};
 use crate::telemetry::TARGET;
 use crate::writing::Claimed;
 
@@ -84,7 +84,7 @@ pub fn parse_tag(text: &str) -> Result<Tag, Error> {
             format!("{text:?} is no tag: {error}"),
         )
     })?;
-    if crate::snapshots::is_hidden(&tag) {
+    if is_hidden(&tag) {
         return Err(Error::refused(
             ErrorCode::InvalidName,
             format!("tags that begin with {HIDDEN:?} are the daemon's own"),
@@ -122,7 +122,7 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Bran
                 "try again in a moment, or start the daemon with a higher --branch-concurrency",
             )
         })?;
-    let claimed = claim(app, &tag, Some(id.to_string()))?;
+    let claimed = claim(app, &tag, Some(id.to_string())).await?;
     let sandbox = app.sandboxes.get(id)?;
     check_parent(&sandbox, wish.parent.as_ref())?;
     if wish.wait {
@@ -175,8 +175,12 @@ fn ended(id: &SandboxId) -> Error {
     }
 }
 
-/// Claims a tag that is neither stored nor being written.
-pub fn claim(app: &App, tag: &Tag, branched_from: Option<String>) -> Result<Claimed, Error> {
+/// Claims a tag that is neither stored nor being written, if there may be one more.
+pub async fn claim(
+    app: &Arc<App>,
+    tag: &Tag,
+    branched_from: Option<String>,
+) -> Result<Claimed, Error> {
     let taken = |message: String| {
         Error::hinted(
             ErrorCode::AlreadyExists,
@@ -192,6 +196,12 @@ pub fn claim(app: &App, tag: &Tag, branched_from: Option<String>) -> Result<Clai
     if app.store.contains(tag) {
         return Err(taken(format!("there is already a snapshot {tag}")));
     }
+    app.blocking(|app| {
+        app.store
+            .check_limit()
+            .map_err(Error::store("there is no room for a snapshot"))
+    })
+    .await?;
     Ok(claimed)
 }
 
@@ -224,8 +234,9 @@ fn send(
     }
     let (sender, done) = oneshot::channel();
     sandbox.ask(Ask::Branch(Box::new(BranchAsk {
-        claimed,
         mode,
+        named: !is_hidden(claimed.tag()),
+        claimed,
         taken,
         held,
         done: sender,
@@ -233,16 +244,15 @@ fn send(
     Ok(done)
 }
 
-/// Cuts a sandbox into a tag of the daemon's own.
+/// Cuts a sandbox for those who start from the cut at once. Its tag is never in the store, so nothing waits for the disk.
 #[tracing::instrument(target = TARGET, name = "cut", skip_all, fields(forkd.sandbox = %sandbox.id))]
-pub async fn cut_hidden(
-    app: &Arc<App>,
-    sandbox: &Sandbox,
-    tag: &Tag,
-    mode: CutMode,
-) -> Result<BranchDone, Error> {
-    let claimed = claim(app, tag, Some(sandbox.id.to_string()))?;
-    let done = send(sandbox, claimed, mode, None, None)?;
+pub async fn cut_unnamed(app: &App, sandbox: &Sandbox) -> Result<BranchDone, Error> {
+    let tag: Tag = format!("{HIDDEN}fork-{:016x}", rand::random::<u64>())
+        .parse()
+        .map_err(|_| Error::Task)?;
+    let source = Some(sandbox.id.to_string());
+    let claimed = app.writing.claim(&tag, source).ok_or(Error::Task)?;
+    let done = send(sandbox, claimed, CutMode::Diff, None, None)?;
     done.await.map_err(|_| ended(&sandbox.id))?
 }
 
@@ -260,7 +270,7 @@ pub async fn cut_and_hold(
     tag: &Tag,
     mode: CutMode,
 ) -> Result<(BranchDone, Held), Error> {
-    let claimed = claim(app, tag, Some(sandbox.id.to_string()))?;
+    let claimed = claim(app, tag, Some(sandbox.id.to_string())).await?;
     let (held, until) = oneshot::channel();
     let done = send(sandbox, claimed, mode, None, Some(until))?;
     let made = done.await.map_err(|_| ended(&sandbox.id))??;

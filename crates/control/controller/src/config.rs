@@ -59,6 +59,8 @@ pub struct Config {
     pub max_lifetime: Option<Duration>,
     /// Bytes that each disk of a sandbox may take on the host; 0 is no limit.
     pub disk_limit_bytes: u64,
+    /// Bytes that snapshots may take on disk for one more to be made.
+    pub store_limit_bytes: Option<u64>,
     /// Memory in MiB that stays free: a create that would go below is refused.
     pub reserve_mib: u64,
     /// How long a child's agent may take to answer.
@@ -90,6 +92,7 @@ impl Config {
             requests_per_second: 0,
             max_lifetime: None,
             disk_limit_bytes: 0,
+            store_limit_bytes: None,
             reserve_mib: 0,
             ready_timeout: Duration::from_secs(1),
             pool: 0,

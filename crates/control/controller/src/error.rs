@@ -223,7 +223,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Exists { .. } => ErrorCode::AlreadyExists,
         StoreError::HasDependents { .. } => ErrorCode::HasDependents,
         StoreError::Manifest { .. } | StoreError::Blob { .. } => ErrorCode::SnapshotBroken,
-        StoreError::ChainTooLong { .. } => ErrorCode::LimitReached,
+        StoreError::ChainTooLong { .. } | StoreError::Limit { .. } => ErrorCode::LimitReached,
         StoreError::NoImage { .. } => ErrorCode::ImageNotFound,
         error if error.is_no_space() => ErrorCode::NoSpace,
         StoreError::Io { .. } | StoreError::InUse { .. } | StoreError::Format { .. } => {
@@ -243,6 +243,9 @@ fn store_hint(error: &StoreError) -> Option<String> {
         StoreError::Blob { .. } => {
             "POST /v1/store/fsck says what is damaged; delete the snapshot and build it again"
                 .into()
+        }
+        StoreError::Limit { .. } => {
+            "delete snapshots (forkd rmi), or start the daemon with a higher --store-limit-mib".into()
         }
         StoreError::NoImage { .. } => "GET /v1/images lists what is installed".into(),
         StoreError::Exists { .. } => "choose another tag, or delete that one first".into(),

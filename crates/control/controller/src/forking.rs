@@ -4,15 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forkd_api::SandboxInfo;
-use forkd_store::Deletion;
-use forkd_types::{SandboxId, Tag};
+use forkd_types::SandboxId;
 
 use crate::app::App;
 use crate::branching;
 use crate::error::Error;
-use crate::sandbox::CutMode;
 use crate::sandbox::create::{self, CreateRequest};
-use crate::snapshots::{self, HIDDEN};
 
 /// A checked wish for children of a running sandbox.
 #[derive(Debug, Clone)]
@@ -27,16 +24,13 @@ pub struct Fork {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Cuts the sandbox, starts children from the cut, and lets go of it: its content lives on in them.
+/// Cuts the sandbox and starts children from the cut, which lives on in them alone.
 pub async fn fork(app: &Arc<App>, id: &SandboxId, wish: Fork) -> Result<Vec<SandboxInfo>, Error> {
     app.check_open()?;
     let sandbox = app.sandboxes.get(id)?;
-    let tag: Tag = format!("{HIDDEN}fork-{:016x}", rand::random::<u64>())
-        .parse()
-        .map_err(|_| Error::Task)?;
-    let cut = branching::cut_hidden(app, &sandbox, &tag, CutMode::Diff).await?;
+    let cut = branching::cut_unnamed(app, &sandbox).await?;
     let request = CreateRequest {
-        tag: tag.clone(),
+        tag: cut.published.manifest.tag.clone(),
         count: wish.count,
         owner: wish.owner,
         expires_at_unix: wish.expires_at_unix,
@@ -45,16 +39,8 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, wish: Fork) -> Result<Vec<Sand
         workspace: None,
         id: None,
     };
-    let made = async {
-        let source = app
-            .blocking(move |app| create::source(app, cut.published))
-            .await?;
-        create::create_from(app, request, source).await
-    }
-    .await;
-    // The children live without it; what is left is removed at the next start.
-    if let Err(error) = snapshots::delete(app, tag.clone(), Deletion::Force).await {
-        tracing::warn!(%tag, error = error.chain(), "not deleted");
-    }
-    made
+    let source = app
+        .blocking(move |app| create::source(app, cut.published))
+        .await?;
+    create::create_from(app, request, source).await
 }

@@ -14,15 +14,17 @@ use crate::activation;
 use crate::app::App;
 use crate::clock;
 use crate::config::Config;
-use crate::error::chain;
+use crate::error::{Error, chain};
 use crate::listen::{self, Server, Tls};
 use crate::sandbox::adopt::adopt;
-use crate::{snapshots, workspaces};
+use crate::workspaces;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
 /// How often that is looked after.
 const SWEEP: Duration = Duration::from_secs(600);
+/// How often content is removed that sandboxes have let go of.
+const COLLECT: Duration = Duration::from_secs(5);
 
 /// Runs the daemon until it is told to stop.
 pub async fn run(config: Config) -> anyhow::Result<()> {
@@ -52,7 +54,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         ended = found.ended,
         "state taken over"
     );
-    snapshots::delete_hidden(&app).await;
     workspaces::end_suspended(&app).await?;
     app.sweep_touched();
     app.db
@@ -71,6 +72,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     // Without systemd there is nobody to notify.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::spawn(keep_house(Arc::clone(&app)));
+    tokio::spawn(collect(Arc::clone(&app)));
     tokio::spawn(activation::keep_watchdog_quiet(Arc::clone(&app)));
     signals.until_told(&app, tls.as_ref()).await;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -178,6 +180,25 @@ async fn keep_house(app: Arc<App>) {
         let before = clock::unix().saturating_sub(KEEP_KEYS);
         if let Err(error) = app.db.expire_keys(before, false).await {
             tracing::warn!(error = chain(&error), "old keys stay");
+        }
+    }
+}
+
+/// A sandbox that ends lets go of content that perhaps nobody else needs.
+async fn collect(app: Arc<App>) {
+    let mut ticks = tokio::time::interval(COLLECT);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = app.stopping.cancelled() => return,
+        }
+        let collected = app.blocking(|app| {
+            app.store
+                .collect_freed()
+                .map_err(Error::store("unused content was not removed"))
+        });
+        if let Err(error) = collected.await {
+            tracing::warn!(error = error.chain(), "it stays until the next time");
         }
     }
 }

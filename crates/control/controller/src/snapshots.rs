@@ -9,6 +9,7 @@ use forkd_store::{Deletion, Entry, Manifest, Origin};
 use forkd_types::Tag;
 
 use crate::app::App;
+use crate::branching;
 use crate::clock;
 use crate::error::Error;
 use crate::writing::Writing;
@@ -98,7 +99,7 @@ pub async fn list(app: &Arc<App>) -> Result<Vec<SnapshotInfo>, Error> {
             .store
             .list()
             .iter()
-            .filter(|entry| !is_hidden(entry.tag()) && !held(entry.tag()))
+            .filter(|entry| !held(entry.tag()))
             .map(|entry| match entry {
                 Entry::Whole(manifest) => info(app, manifest),
                 Entry::Broken { tag, problem } => broken_info(app, tag, problem),
@@ -126,27 +127,12 @@ fn broken_info(app: &App, tag: &Tag, problem: &str) -> SnapshotInfo {
     writing_info(app, tag, &writing)
 }
 
-/// Names that the daemon makes for itself begin so.
+/// Names that the daemon makes for itself begin so. No such tag is ever in the store.
 pub const HIDDEN: &str = "_forkd-";
 
 /// A tag that the daemon made for itself.
 pub fn is_hidden(tag: &Tag) -> bool {
     tag.as_str().starts_with(HIDDEN)
-}
-
-/// Deletes what forks of an earlier daemon left. For after its sandboxes have taken their leases: with the tags goes
-/// content that nobody holds.
-pub async fn delete_hidden(app: &Arc<App>) {
-    for entry in app.store.list() {
-        let tag = entry.tag();
-        if !is_hidden(tag) {
-            continue;
-        }
-        match delete(app, tag.clone(), Deletion::Force).await {
-            Ok(()) => tracing::info!(%tag, "left by a fork, deleted"),
-            Err(error) => tracing::warn!(%tag, error = error.chain(), "not deleted"),
-        }
-    }
 }
 
 /// Everything about one snapshot.
@@ -229,12 +215,7 @@ pub async fn compact(app: &Arc<App>, from: Tag, to: Tag) -> Result<SnapshotInfo,
             format!("{from} cannot be compacted onto itself"),
         ));
     }
-    let Some(claimed) = app.writing.claim(&to, Some(format!("compact:{from}"))) else {
-        return Err(Error::refused(
-            ErrorCode::AlreadyExists,
-            format!("snapshot {to} is being written by another request"),
-        ));
-    };
+    let claimed = branching::claim(app, &to, Some(format!("compact:{from}"))).await?;
     let info = app
         .blocking(move |app| {
             let source = app
@@ -284,6 +265,7 @@ pub async fn usage(app: &Arc<App>) -> Result<StoreUsage, Error> {
             physical_bytes: usage.physical,
             logical_bytes: usage.logical,
             free_bytes: usage.free,
+            limit_bytes: app.store.limit(),
         })
     })
     .await

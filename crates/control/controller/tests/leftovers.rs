@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forkd_controller::app::App;
 use forkd_controller::db::{SandboxRecord, WorkspaceRecord};
 use forkd_controller::sandbox::{Phase, Sandbox};
-use forkd_controller::{snapshots, workspaces};
+use forkd_controller::workspaces;
 use forkd_store::Manifest;
 use forkd_types::{SandboxId, Tag};
 use local::{app, publish};
@@ -67,16 +67,6 @@ fn enter(app: &Arc<App>, manifest: &Manifest) -> Arc<Sandbox> {
         owned.gone.cancel();
     });
     sandbox
-}
-
-#[tokio::test]
-async fn what_a_fork_left_is_deleted() {
-    let dir = tempfile::tempdir().unwrap();
-    let app = app(dir.path());
-    publish(&app, "mine", ID);
-    publish(&app, "_forkd-fork-1", ID);
-    snapshots::delete_hidden(&app).await;
-    assert_eq!(tags(&app), ["mine"]);
 }
 
 #[tokio::test]

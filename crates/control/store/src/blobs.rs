@@ -12,21 +12,43 @@ use crate::layout::Layout;
 use crate::manifest::BlobRef;
 use crate::sparse::{Sizes, page_digest, sizes};
 
-/// Hashes a file and makes its content durable.
+/// Hashes a file.
 pub fn hash(path: &Path) -> Result<BlobRef, StoreError> {
     let file = File::open(path).map_err(io_error("open", path))?;
-    file.sync_all().map_err(io_error("sync", path))?;
     let digest = page_digest(&file).map_err(io_error("read", path))?;
     let bytes = file.metadata().map_err(io_error("read", path))?.len();
     Ok(BlobRef { digest, bytes })
 }
 
-/// Gives a file its second name, that of its content. A blob that is there already is the same content.
-pub fn link(layout: &Layout, path: &Path, blob: &BlobRef) -> Result<(), StoreError> {
-    match std::fs::hard_link(path, layout.blob(&blob.digest)) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other.map_err(io_error("link", path)),
-    }?;
+/// Gives a file its second name, that of its content. Nothing is durable yet.
+///
+/// A blob that is there already is the same content, if it has once been durable; else it may be what a power cut left.
+pub fn link(
+    layout: &Layout,
+    path: &Path,
+    blob: &BlobRef,
+    was_durable: bool,
+) -> Result<(), StoreError> {
+    let name = layout.blob(&blob.digest);
+    match std::fs::hard_link(path, &name) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        other => return other.map_err(io_error("link", path)),
+    }
+    if was_durable || hash(&name)? == *blob {
+        return Ok(());
+    }
+    std::fs::remove_file(&name).map_err(io_error("remove", &name))?;
+    std::fs::hard_link(path, &name).map_err(io_error("link", path))
+}
+
+/// Makes the content of blobs durable, and that they are there.
+pub fn sync(layout: &Layout, digests: &[Digest]) -> Result<(), StoreError> {
+    for digest in digests {
+        let path = layout.blob(digest);
+        File::open(&path)
+            .and_then(|file| file.sync_all())
+            .map_err(io_error("sync", path))?;
+    }
     durable::sync_dir(&layout.blobs())
 }
 

@@ -273,6 +273,72 @@ fn a_flipped_byte_anywhere_in_the_manifest_is_noticed() {
     }
 }
 
+/// What has no name and is in no lease any more goes by itself.
+#[test]
+fn content_without_a_name_goes_with_its_lease() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    make(&store, "a", 1, None).unwrap();
+    let named = store.usage().unwrap().blobs;
+    let staging = store.stage().unwrap();
+    std::fs::write(staging.file("memory"), vec![8; 1 << 20]).unwrap();
+    let memory = store.ingest(&staging.file("memory")).unwrap();
+    let mut manifest = (*store.manifest(&"a".parse().unwrap()).unwrap()).clone();
+    manifest.tag = "b".parse().unwrap();
+    manifest.memory.layers = vec![memory.blob];
+    let unnamed = store.unnamed(manifest).unwrap();
+    drop(memory);
+    store.collect_freed().unwrap();
+    assert_eq!(tags(&store), ["a"]);
+    assert_eq!(store.usage().unwrap().blobs, named + 1);
+    drop(unnamed);
+    store.collect_freed().unwrap();
+    assert_eq!(store.usage().unwrap().blobs, named);
+    assert!(store.fsck(true).unwrap().problems.is_empty());
+}
+
+/// After a power cut a blob that no tag names may hold anything. Its name is no proof of its content.
+#[test]
+fn a_blob_that_was_never_durable_is_not_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let staging = store.stage().unwrap();
+    std::fs::write(staging.file("memory"), vec![8; 1 << 20]).unwrap();
+    let digest = {
+        let written = store.ingest(&staging.file("memory")).unwrap();
+        written.blob.digest
+    };
+    // Only one name of the file: the other is what is left of it.
+    std::fs::remove_file(store.layout().blob(&digest)).unwrap();
+    std::fs::write(store.layout().blob(&digest), vec![0; 1 << 20]).unwrap();
+    let again = store.ingest(&staging.file("memory")).unwrap();
+    assert_eq!(again.blob.digest, digest);
+    let found = std::fs::read(store.layout().blob(&digest)).unwrap();
+    assert_eq!(found, vec![8; 1 << 20]);
+}
+
+#[test]
+fn a_full_store_takes_no_more_tags_and_loses_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    make(&store, "a", 1, None).unwrap();
+    let used = store.usage().unwrap().physical;
+    drop(store);
+    let store = Store::open(dir.path()).unwrap().with_limit(Some(used));
+    store.check_limit().unwrap();
+    assert!(matches!(
+        make(&store, "b", 2, None),
+        Err(StoreError::Limit { limit, .. }) if limit == used
+    ));
+    store.collect_freed().unwrap();
+    assert_eq!(tags(&store), ["a"]);
+    assert_eq!(store.usage().unwrap().physical, used);
+    store
+        .delete(&"a".parse().unwrap(), Deletion::Single)
+        .unwrap();
+    make(&store, "b", 2, None).unwrap();
+}
+
 #[test]
 fn a_second_daemon_is_kept_out() {
     let dir = tempfile::tempdir().unwrap();

@@ -87,6 +87,14 @@ pub enum StoreError {
         /// How deep a chain may be.
         limit: usize,
     },
+    /// Snapshots take as much of the disk as they may.
+    #[error("snapshots take {used} bytes on disk, {limit} is the limit")]
+    Limit {
+        /// What they take, the new one included where there is one.
+        used: u64,
+        /// What they may take.
+        limit: u64,
+    },
     /// There is no such image.
     #[error("there is no image {name:?}")]
     NoImage {

@@ -93,12 +93,31 @@ impl Store {
         Ok(blobs::stat(self.layout(), &blob.digest)?.map_or(0, |sizes| sizes.physical))
     }
 
+    /// Refuses if blobs take more on disk than they may.
+    pub fn check_limit(&self) -> Result<(), StoreError> {
+        let Some(limit) = self.limit() else {
+            return Ok(());
+        };
+        let used = self.blob_usage()?.physical;
+        if used > limit {
+            return Err(StoreError::Limit { used, limit });
+        }
+        Ok(())
+    }
+
     /// What the store holds.
     pub fn usage(&self) -> Result<Usage, StoreError> {
-        let mut usage = Usage {
+        let root = self.layout().root();
+        let fs = rustix::fs::statvfs(root).map_err(io_error("look at", root))?;
+        Ok(Usage {
             snapshots: self.list().len() as u64,
-            ..Usage::default()
-        };
+            free: fs.f_bavail.saturating_mul(fs.f_frsize),
+            ..self.blob_usage()?
+        })
+    }
+
+    fn blob_usage(&self) -> Result<Usage, StoreError> {
+        let mut usage = Usage::default();
         for digest in blobs::list(self.layout())? {
             if let Some(sizes) = blobs::stat(self.layout(), &digest)? {
                 usage.blobs += 1;
@@ -106,9 +125,6 @@ impl Store {
                 usage.logical += sizes.logical;
             }
         }
-        let root = self.layout().root();
-        let fs = rustix::fs::statvfs(root).map_err(io_error("look at", root))?;
-        usage.free = fs.f_bavail.saturating_mul(fs.f_frsize);
         Ok(usage)
     }
 }

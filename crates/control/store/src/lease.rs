@@ -1,22 +1,30 @@
 //! Blobs in use.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_types::Digest;
 
 /// How often each blob is held.
 #[derive(Debug, Clone, Default)]
-pub struct Leases(Arc<Mutex<HashMap<Digest, usize>>>);
+pub struct Leases(Arc<Mutex<Held>>);
+
+#[derive(Debug, Default)]
+struct Held {
+    counts: HashMap<Digest, usize>,
+    /// A blob is held no more.
+    freed: bool,
+}
 
 impl Leases {
     /// Holds these blobs until the lease is dropped.
     pub fn hold(&self, digests: impl IntoIterator<Item = Digest>) -> Lease {
         let digests: Vec<Digest> = digests.into_iter().collect();
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.lock();
         for digest in &digests {
-            *held.entry(*digest).or_default() += 1;
+            *held.counts.entry(*digest).or_default() += 1;
         }
+        drop(held);
         Lease {
             leases: self.clone(),
             digests,
@@ -25,10 +33,16 @@ impl Leases {
 
     /// The blob is held.
     pub fn is_held(&self, digest: &Digest) -> bool {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains_key(digest)
+        self.lock().counts.contains_key(digest)
+    }
+
+    /// Whether any blob has come free since this was last asked.
+    pub fn take_freed(&self) -> bool {
+        std::mem::take(&mut self.lock().freed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -48,12 +62,13 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut held = self.leases.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.leases.lock();
         for digest in &self.digests {
-            if let Some(count) = held.get_mut(digest) {
+            if let Some(count) = held.counts.get_mut(digest) {
                 *count -= 1;
                 if *count == 0 {
-                    held.remove(digest);
+                    held.counts.remove(digest);
+                    held.freed = true;
                 }
             }
         }
@@ -72,7 +87,10 @@ mod tests {
         let two = leases.hold([digest, digest]);
         drop(one);
         assert!(leases.is_held(&digest));
+        assert!(!leases.take_freed());
         drop(two);
         assert!(!leases.is_held(&digest));
+        assert!(leases.take_freed());
+        assert!(!leases.take_freed());
     }
 }

@@ -94,6 +94,10 @@ pub struct Store {
     /// arrival and its first lease.
     commit: Mutex<()>,
     hashed: Mutex<HashMap<FileKey, BlobRef>>,
+    /// Blobs that survive a power cut. The others become so with the first tag that names them.
+    durable: Mutex<BTreeSet<Digest>>,
+    /// The most that blobs may take on disk for one more tag to be made.
+    limit: Option<u64>,
     /// Keeps other daemons out.
     _lock: File,
     #[cfg(test)]
@@ -117,12 +121,26 @@ impl Store {
             tags: RwLock::default(),
             commit: Mutex::default(),
             hashed: Mutex::default(),
+            durable: Mutex::default(),
+            limit: None,
             _lock: lock,
             #[cfg(test)]
             fuse: crate::crash_tests::Fuse::default(),
         };
         store.load()?;
         Ok(store)
+    }
+
+    /// Refuses new tags when blobs take more than this on disk.
+    #[must_use]
+    pub fn with_limit(mut self, bytes: Option<u64>) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// What blobs may take on disk.
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
     }
 
     /// Where things lie.
@@ -141,13 +159,15 @@ impl Store {
     }
 
     /// Hashes a file that will not change any more and gives it its name as content. The file keeps its
-    /// own name too; the caller removes that when nothing refers to it.
+    /// own name too; the caller removes that when nothing refers to it. It need not be synced: that comes with the first
+    /// tag that names it.
     pub fn ingest(&self, path: &Path) -> Result<Ingested, StoreError> {
         let blob = self.hash(path)?;
         self.step()?;
         let _commit = self.commit();
         let lease = self.leases.hold([blob.digest]);
-        blobs::link(&self.layout, path, &blob)?;
+        let was_durable = lock(&self.durable).contains(&blob.digest);
+        blobs::link(&self.layout, path, &blob, was_durable)?;
         self.step()?;
         Ok(Ingested { blob, lease })
     }
@@ -191,12 +211,39 @@ impl Store {
             tag: tag.clone(),
             source,
         })?;
+        self.make_durable(&manifest)?;
+        self.step()?;
         let staging = self.stage()?;
         let result = self.write_tag(&staging, manifest);
         if result.is_ok() || self.is_dead() {
             staging.forget();
         }
         result
+    }
+
+    /// What a tag would name, for somebody who starts from it at once and needs no name: nothing of it waits for the disk,
+    /// and it is there for as long as the lease.
+    pub fn unnamed(&self, manifest: Manifest) -> Result<Published, StoreError> {
+        let _commit = self.commit();
+        self.check_blobs(&manifest)?;
+        Ok(self.leased(Arc::new(manifest)))
+    }
+
+    fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        let digests = manifest.blobs().into_iter().map(|blob| blob.digest);
+        let fresh: Vec<Digest> = {
+            let durable = lock(&self.durable);
+            digests.filter(|digest| !durable.contains(digest)).collect()
+        };
+        blobs::sync(&self.layout, &fresh)?;
+        lock(&self.durable).extend(fresh);
+        Ok(())
+    }
+
+    fn leased(&self, manifest: Arc<Manifest>) -> Published {
+        let digests = manifest.blobs().into_iter().map(|blob| blob.digest);
+        let lease = self.leases.hold(digests);
+        Published { manifest, lease }
     }
 
     fn write_tag(&self, staging: &Staging, manifest: Manifest) -> Result<Published, StoreError> {
@@ -209,6 +256,7 @@ impl Store {
         self.step()?;
         let _commit = self.commit();
         self.check_blobs(&manifest)?;
+        self.check_limit()?;
         let target = self.layout.snapshot(&manifest.tag);
         match durable::rename_new(staging.path(), &target) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -219,13 +267,11 @@ impl Store {
         self.step()?;
         durable::sync_dir(&self.layout.snapshots())?;
         self.step()?;
-        let manifest = Arc::new(manifest);
-        let lease = self
-            .leases
-            .hold(manifest.blobs().into_iter().map(|blob| blob.digest));
+        let published = self.leased(Arc::new(manifest));
+        let manifest = Arc::clone(&published.manifest);
         self.tags_mut()
-            .insert(manifest.tag.clone(), Entry::Whole(Arc::clone(&manifest)));
-        Ok(Published { manifest, lease })
+            .insert(manifest.tag.clone(), Entry::Whole(manifest));
+        Ok(published)
     }
 
     /// A tag, with a lease on its blobs.
@@ -233,10 +279,7 @@ impl Store {
         let _commit = self.commit();
         let manifest = self.manifest(tag)?;
         self.check_blobs(&manifest)?;
-        let lease = self
-            .leases
-            .hold(manifest.blobs().into_iter().map(|blob| blob.digest));
-        Ok(Published { manifest, lease })
+        Ok(self.leased(manifest))
     }
 
     /// A tag's manifest.
@@ -337,10 +380,20 @@ impl Store {
             }
             self.step()?;
             freed += blobs::stat(&self.layout, &digest)?.map_or(0, |sizes| sizes.physical);
+            lock(&self.durable).remove(&digest);
             let path = self.layout.blob(&digest);
             std::fs::remove_file(&path).map_err(io_error("remove", path))?;
         }
         Ok(freed)
+    }
+
+    /// As [`Store::collect`], if a lease has ended since.
+    pub fn collect_freed(&self) -> Result<u64, StoreError> {
+        if self.leases.take_freed() {
+            self.collect()
+        } else {
+            Ok(0)
+        }
     }
 
     /// Tags that build directly on this one.
@@ -431,7 +484,11 @@ impl Store {
             let checked = read_manifest(&self.layout, &tag)
                 .and_then(|manifest| self.check_blobs(&manifest).map(|()| manifest));
             let entry = match checked {
-                Ok(manifest) => Entry::Whole(Arc::new(manifest)),
+                Ok(manifest) => {
+                    let digests = manifest.blobs().into_iter().map(|blob| blob.digest);
+                    lock(&self.durable).extend(digests);
+                    Entry::Whole(Arc::new(manifest))
+                }
                 Err(error) => Entry::Broken {
                     tag: tag.clone(),
                     problem: chain(&error),

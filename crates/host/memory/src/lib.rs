@@ -17,7 +17,7 @@ pub use page_set::PageSet;
 pub use plan::{WritePlan, plan_changed, plan_full};
 pub use ram::{GuestRam, ImageLayers, MemoryError};
 pub use working_set::{WorkingSet, WorkingSetError};
-pub use writer::{Durable, WriteOutcome, WriteReport, Written};
+pub use writer::{WriteOutcome, WriteReport, Written};
 
 /// Guest memory as it is read and written by address.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

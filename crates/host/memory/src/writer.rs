@@ -79,15 +79,6 @@ pub struct Written {
     plan: WritePlan,
 }
 
-/// Whether what is written must survive a power cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durable {
-    /// It is synced before it counts as written.
-    Yes,
-    /// It is only for this VM.
-    No,
-}
-
 /// How a write ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteReport {
@@ -116,7 +107,7 @@ impl WriteReport {
 /// What came of the child.
 #[derive(Debug)]
 pub enum WriteOutcome {
-    /// All is written and synced.
+    /// All is written; whoever needs it to survive a power cut syncs it.
     Done(WriteReport),
     /// A system call failed.
     Failed(io::Error),
@@ -137,7 +128,6 @@ impl GuestRam {
         &self,
         plan: WritePlan,
         file: BorrowedFd<'_>,
-        durable: Durable,
     ) -> Result<Written, ForkError> {
         let board = Board::new().map_err(ForkError::Fork)?;
         let base = self.base();
@@ -150,7 +140,7 @@ impl GuestRam {
                 file,
                 board: &board,
             };
-            let result = job.write(&plan, total, durable);
+            let result = job.write(&plan, total);
             job.wait_for_release();
             match result {
                 Ok(()) => OK,
@@ -206,18 +196,11 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn write(&self, plan: &WritePlan, total: u64, durable: Durable) -> rustix::io::Result<()> {
+    fn write(&self, plan: &WritePlan, total: u64) -> rustix::io::Result<()> {
         for range in plan.ranges.iter().filter(|range| range.end() <= total) {
             self.write_range(*range)?;
         }
-        if durable == Durable::No {
-            return Ok(());
-        }
-        match rustix::fs::fsync(self.file) {
-            // A pipe or memfd has nothing to sync.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(errno) => Err(errno),
-        }
+        Ok(())
     }
 
     fn wait_for_release(&self) {
@@ -330,7 +313,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         ram.size_file(file.as_fd()).unwrap();
         let plan = plan_full(ram.private_pages(&Pagemap::open().unwrap()).unwrap(), None);
-        let written = ram.write_frozen(plan, file.as_fd(), Durable::Yes).unwrap();
+        let written = ram.write_frozen(plan, file.as_fd()).unwrap();
         poke(&ram, 1, 6);
         let report = done(written);
         assert_eq!(report.written, 3);
@@ -361,7 +344,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         ram.size_file(file.as_fd()).unwrap();
         let plan = plan_changed(ram.private_pages(&Pagemap::open().unwrap()).unwrap());
-        let report = done(ram.write_frozen(plan, file.as_fd(), Durable::Yes).unwrap());
+        let report = done(ram.write_frozen(plan, file.as_fd()).unwrap());
         assert_eq!((report.written, report.zero), (1, 1));
 
         let map = map.overlay(&report.changes()).unwrap();
@@ -406,7 +389,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         ram.size_file(file.as_fd()).unwrap();
         let plan = plan_changed(changed.ranges().to_vec());
-        let written = ram.write_frozen(plan, file.as_fd(), Durable::No).unwrap();
+        let written = ram.write_frozen(plan, file.as_fd()).unwrap();
         // Before it is marked, after it is marked, and one that nobody has touched.
         poke(&ram, 10, 2);
         ram.mark(&pagemap, &changed).unwrap();
@@ -445,7 +428,7 @@ mod tests {
         rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
         let plan = plan_full(ram.private_pages(&Pagemap::open().unwrap()).unwrap(), None);
         let outcome = ram
-            .write_frozen(plan, sealed.as_fd(), Durable::Yes)
+            .write_frozen(plan, sealed.as_fd())
             .unwrap()
             .finish()
             .unwrap();

@@ -52,7 +52,7 @@ pub async fn create(
     let tag = parse_tag(&request.tag)?;
     let wait = request.wait;
     let wish = build_request(request)?;
-    let claimed = claim(&app, &tag, None)?;
+    let claimed = claim(&app, &tag, None).await?;
     let work = {
         let app = Arc::clone(&app);
         // A task of its own: a client that goes away does not leave a parent half built.

@@ -45,12 +45,14 @@ pub struct BranchAsk {
     pub claimed: Claimed,
     /// How much to write.
     pub mode: CutMode,
+    /// The tag is stored; else what it would name is only there for those who start from it at once.
+    pub named: bool,
     /// Told as soon as the source runs again, for a caller who does not wait for the end: why a cut fails after that is
     /// kept with the tag.
     pub taken: Option<oneshot::Sender<u64>>,
     /// The source stands still from the instant on, and goes on when the cut fails or the other end is dropped.
     pub held: Option<oneshot::Receiver<()>>,
-    /// Told when the snapshot is durable.
+    /// Told when the snapshot is durable, or there, if it has no name.
     pub done: oneshot::Sender<Result<BranchDone, Error>>,
 }
 
@@ -73,6 +75,7 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
     let BranchAsk {
         claimed,
         mode,
+        named,
         taken,
         held,
         done,
@@ -81,6 +84,7 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
         owned,
         claimed: &claimed,
         mode,
+        named,
         taken,
         told: false,
         goes_on: held.is_none(),
@@ -97,7 +101,12 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
     let tag = claimed.tag().clone();
     // First: whoever hears of the tag may use or delete it at once.
     let_go(claimed, told, result.as_ref().err());
-    announce(&owned.app, &sandbox, &tag, &result);
+    announce(
+        &owned.app,
+        &sandbox,
+        named.then_some(&tag),
+        result.as_ref().err(),
+    );
     // The caller may have stopped waiting.
     let _ = done.send(result);
     if let Some(held) = held {
@@ -118,20 +127,21 @@ fn let_go(claimed: Claimed, told: bool, error: Option<&Error>) {
     }
 }
 
-fn announce(app: &App, sandbox: &Sandbox, tag: &Tag, result: &Result<BranchDone, Error>) {
-    match result {
-        Ok(_) => {
-            let detail = Some(tag.to_string());
-            app.events
-                .tell(EventKind::SandboxBranched, &sandbox.id, detail);
+fn announce(app: &App, sandbox: &Sandbox, tag: Option<&Tag>, error: Option<&Error>) {
+    let Some(error) = error else {
+        let detail = tag.map(Tag::to_string);
+        app.events
+            .tell(EventKind::SandboxBranched, &sandbox.id, detail);
+        if let Some(tag) = tag {
             app.events.tell(EventKind::SnapshotReady, tag, None);
         }
-        Err(error) => {
-            metrics::counter!("forkd_branch_failures_total").increment(1);
-            tracing::warn!(sandbox = %sandbox.id, %tag, error = error.chain(), "branch failed");
-            app.events
-                .tell(EventKind::SnapshotFailed, tag, Some(error.chain()));
-        }
+        return;
+    };
+    metrics::counter!("forkd_branch_failures_total").increment(1);
+    tracing::warn!(sandbox = %sandbox.id, ?tag, error = error.chain(), "branch failed");
+    if let Some(tag) = tag {
+        app.events
+            .tell(EventKind::SnapshotFailed, tag, Some(error.chain()));
     }
 }
 
@@ -156,6 +166,7 @@ struct Cut<'a> {
     owned: &'a mut Owned,
     claimed: &'a Claimed,
     mode: CutMode,
+    named: bool,
     taken: Option<oneshot::Sender<u64>>,
     /// Somebody was told that the tag is being written.
     told: bool,
@@ -348,11 +359,15 @@ impl Cut<'_> {
             image: report.image,
             memory: manifest.memory.clone(),
         };
+        let named = self.named;
         let published = app
             .blocking(move |app| {
-                app.store
-                    .publish(manifest)
-                    .map_err(Error::store("the snapshot could not be stored"))
+                let published = if named {
+                    app.store.publish(manifest)
+                } else {
+                    app.store.unnamed(manifest)
+                };
+                published.map_err(Error::store("the snapshot could not be stored"))
             })
             .await?;
         let record = self.owned.sandbox.update(|record| {

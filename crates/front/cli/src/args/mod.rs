@@ -29,6 +29,7 @@ pub use sandbox::{
 };
 pub use snapshot::{
     ImagesArgs, RmiArgs, SnapshotArgs, SnapshotCompactArgs, SnapshotDiffArgs, SnapshotInfoArgs,
+    StoreArgs,
 };
 pub use r#where::WhereArgs;
 pub use workspace::{WorkspaceArgs, WorkspaceCommand};
@@ -124,7 +125,7 @@ pub enum Command {
     Snapshot(Box<SnapshotArgs>),
     /// Start children of a snapshot, say how long it took, delete them
     Fork(ForkArgs),
-    /// Start children of a snapshot
+    /// Start children of a snapshot or of a running sandbox
     Spawn(SpawnArgs),
     /// Run a command in a new sandbox of an image
     Run(RunArgs),
@@ -162,6 +163,8 @@ pub enum Command {
     SnapshotDiff(SnapshotDiffArgs),
     /// Make a snapshot without parents from one that has parents
     SnapshotCompact(SnapshotCompactArgs),
+    /// Say what snapshots take on disk, or look for damage
+    Store(StoreArgs),
     /// Sandboxes with a name that can be put to sleep
     Workspace(WorkspaceArgs),
     /// Measure this host: forks, branches, roll-backs

@@ -11,8 +11,11 @@ use super::{DaemonArgs, pair};
     forkd spawn --tag py --timeout 10m   one that is deleted after ten minutes")]
 pub struct SpawnArgs {
     /// The snapshot to start from
-    #[arg(long)]
-    pub tag: String,
+    #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
+    pub tag: Option<String>,
+    /// A running sandbox to fork instead; it goes on, and its children have its limits
+    #[arg(long, value_name = "ID", conflicts_with_all = ["memory_limit_mib", "per_child_netns"])]
+    pub sandbox: Option<String>,
     /// How many
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,

@@ -164,3 +164,25 @@ pub struct SnapshotDiffArgs {
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
+
+/// Arguments of `forkd store`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A check marks snapshots that are damaged, so that nothing starts from them, and removes content that no\n\
+    snapshot and no sandbox needs. Its exit code is 1 if anything is damaged.\n\nExamples:\n  \
+    forkd store                  what snapshots take on disk, and what they may take\n  \
+    forkd store --check --deep   read everything and compare it with its digest"
+)]
+pub struct StoreArgs {
+    /// Look for damage instead
+    #[arg(long)]
+    pub check: bool,
+    /// With --check: read every byte
+    #[arg(long, requires = "check")]
+    pub deep: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}

@@ -29,6 +29,7 @@ mod snapshot_compact;
 mod snapshot_diff;
 mod snapshot_info;
 mod spawn;
+mod store;
 mod top;
 mod r#where;
 mod workspace;
@@ -70,6 +71,7 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),
         Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),
         Command::SnapshotCompact(args) => snapshot_compact::run(&args, ui),
+        Command::Store(args) => store::run(&args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Doctor(args) => doctor::run(&args, ui),

@@ -2,33 +2,23 @@
 
 use std::time::Duration;
 
-use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
+use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo, SandboxState};
+use forkd_client::Client;
 
 use super::children::warn_without_limit;
 use crate::args::SpawnArgs;
 use crate::daemon::{block_on, connect, failed};
-use crate::error::{CliResult, Exit, origin};
+use crate::error::{CliError, CliResult, Exit, origin};
 use crate::ui::Ui;
 
 /// Runs `forkd spawn`.
 pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
-    let request = CreateSandboxes {
-        snapshot_tag: args.tag,
-        n: args.n,
-        per_child_netns: args.per_child_netns,
-        memory_limit_mib: args.memory_limit_mib,
-        prewarm: args.prewarm,
-        live_fork: args.live_fork,
-        hugepages: args.hugepages,
-        wait: true,
-        timeout_secs: args.timeout.map(|time| whole_seconds(*time)),
-        labels: args.labels.into_iter().collect(),
-    };
+    let (json, limit) = (args.json, args.memory_limit_mib);
     block_on(async {
-        let children = client.spawn(&request).await.map_err(failed)?;
-        warn_without_limit(request.memory_limit_mib, &children, ui);
-        if args.json {
+        let children = start(&client, args).await?;
+        warn_without_limit(limit, &children, ui);
+        if json {
             ui.json(&children)?;
         } else {
             for child in &children {
@@ -37,6 +27,37 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         }
         Ok(outcome(&children))
     })
+}
+
+async fn start(client: &Client, args: SpawnArgs) -> Result<Vec<SandboxInfo>, CliError> {
+    let timeout_secs = args.timeout.map(|time| whole_seconds(*time));
+    let labels = args.labels.into_iter().collect();
+    let started = match args.sandbox {
+        Some(id) => {
+            let request = ForkRequest {
+                n: args.n,
+                timeout_secs,
+                labels,
+            };
+            client.fork(&id, &request).await
+        }
+        None => {
+            let request = CreateSandboxes {
+                snapshot_tag: args.tag.unwrap_or_default(),
+                n: args.n,
+                per_child_netns: args.per_child_netns,
+                memory_limit_mib: args.memory_limit_mib,
+                prewarm: args.prewarm,
+                live_fork: args.live_fork,
+                hugepages: args.hugepages,
+                wait: true,
+                timeout_secs,
+                labels,
+            };
+            client.spawn(&request).await
+        }
+    };
+    started.map_err(failed)
 }
 
 /// Up to the next one, and never none: a time of 0 is no limit to the daemon.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forkd_devices::disk::{DiskError, DiskStack};
 use forkd_devices::virtio::block::Block;
-use forkd_memory::{Durable, MemoryError, PageSet, WriteOutcome, Written, plan_changed};
+use forkd_memory::{MemoryError, PageSet, WriteOutcome, Written, plan_changed};
 use forkd_sys::ForkError;
 use forkd_vmm_proto::{
     CheckpointReport, CheckpointSpec, DeviceSlot, PauseParts, RollbackReport, RollbackSpec,
@@ -222,7 +222,7 @@ impl Machine {
         }
         let plan = plan_changed(self.history.since_head(&self.ram)?.ranges().to_vec());
         let pages = PageSet::new(plan.ranges.clone());
-        let written = self.ram.write_frozen(plan, memory.as_fd(), Durable::No)?;
+        let written = self.ram.write_frozen(plan, memory.as_fd())?;
         self.prepare_layers(&layers)?;
         let mut layers_taken = Vec::with_capacity(layers.len());
         let mut disks = Vec::with_capacity(layers.len());

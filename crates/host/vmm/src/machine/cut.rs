@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use forkd_devices::disk::DiskError;
 use forkd_devices::virtio::block::Block;
 use forkd_memory::{
-    Durable, MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed,
-    plan_full,
+    MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed, plan_full,
 };
 use forkd_sys::{ForkError, PageRange};
 use forkd_vmm_proto::{
@@ -253,9 +252,7 @@ impl Machine {
         let fresh = self.history.written(&self.ram)?;
         let (plan, onto) = self.plan(spec, image_ranges)?;
         parts.scan_us = lap.next();
-        let written = self
-            .ram
-            .write_frozen(plan, files.memory.as_fd(), Durable::Yes)?;
+        let written = self.ram.write_frozen(plan, files.memory.as_fd())?;
         parts.memory_us = lap.next();
         // A failure from here on drops `written`, which ends the child.
         if files.layers.is_empty() {
@@ -390,10 +387,10 @@ fn finish(
         None => PageMap::identity(pages),
     };
     if let (Some(mut file), true) = (index, map.layers() > 1) {
-        write_synced(&mut file, &map.encode(), "page map")?;
+        write_whole(&mut file, &map.encode(), "page map")?;
     }
     // The state comes last: a state file that is whole never stands beside memory that is not.
-    write_synced(&mut state_file, &state, "state file")?;
+    write_whole(&mut state_file, &state, "state file")?;
     Ok((written, map))
 }
 
@@ -437,10 +434,9 @@ impl CutInProgress {
     }
 }
 
-fn write_synced(file: &mut File, bytes: &[u8], what: &'static str) -> Result<(), CutError> {
+fn write_whole(file: &mut File, bytes: &[u8], what: &'static str) -> Result<(), CutError> {
     file.rewind()
         .and_then(|()| file.set_len(0))
         .and_then(|()| file.write_all(bytes))
-        .and_then(|()| file.sync_all())
         .map_err(|source| CutError::Write { what, source })
 }

@@ -346,7 +346,7 @@ fn everything(ram: &GuestRam) -> PageSet {
 
 #[cfg(test)]
 mod tests {
-    use forkd_memory::{Durable, ImageLayers, PAGE_SIZE, RamLayout, plan_changed};
+    use forkd_memory::{ImageLayers, PAGE_SIZE, RamLayout, plan_changed};
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
@@ -386,7 +386,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         ram.size_file(file.as_fd()).unwrap();
         let plan = plan_changed(fresh.own.ranges().to_vec());
-        let written = ram.write_frozen(plan, file.as_fd(), Durable::No).unwrap();
+        let written = ram.write_frozen(plan, file.as_fd()).unwrap();
         history.begin_cut();
         for page in [read, own] {
             ram.memory().write_obj(3u8, at(page)).unwrap();

@@ -3,11 +3,13 @@
     branches.py URL TAG COUNT
 
 Each branch has a file more than the one before. Children of the first, of one in the middle and of the last have exactly
-the files of their instant; so has a flat copy of the last when everything it came from is gone. The last line counts cases.
+the files of their instant; so has a flat copy of the last when everything it came from is gone. What a fork without a name
+was started from goes with its children. The last line counts cases.
 """
 
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -16,6 +18,8 @@ PREFIX = "branches-"
 FLAT = PREFIX + "flat"
 # Above these the daemon merges disk layers, and cuts all of memory.
 DISK_LAYERS, MEMORY_LAYERS = 16, 32
+# The daemon removes what nobody needs every five seconds.
+COLLECTED = 6
 passed = failed = 0
 
 
@@ -86,6 +90,30 @@ def flat():
     has_its_files(FLAT, COUNT)
 
 
+def files():
+    return ask("GET", "/v1/store")["blobs"]
+
+
+def forks_leave_nothing():
+    time.sleep(COLLECTED)
+    before, tags = files(), ask("GET", "/v1/snapshots")
+    sandboxes = [spawn(TAG)]
+    try:
+        run(sandboxes[0], "echo forked > /root/forked")
+        forked = ask("POST", f"/v1/sandboxes/{sandboxes[0]}/fork", {"n": 2, "timeout_secs": 3600})
+        sandboxes += [child["id"] for child in forked]
+        time.sleep(COLLECTED)
+        for child in sandboxes[1:]:
+            assert run(child, "cat /root/forked").strip() == "forked"
+        assert files() > before
+        assert ask("GET", "/v1/snapshots") == tags
+    finally:
+        for sandbox in sandboxes:
+            ask("DELETE", f"/v1/sandboxes/{sandbox}")
+    time.sleep(COLLECTED)
+    assert files() == before, (files(), before)
+
+
 def clean():
     for one in ask("GET", "/v1/snapshots"):
         if one["tag"].startswith(PREFIX):
@@ -99,5 +127,6 @@ for number in (1, COUNT // 2, COUNT):
 case("layers do not pile up", few_layers)
 case("a flat copy stands alone", flat)
 clean()
+case("a fork leaves nothing behind", forks_leave_nothing)
 print(f"{passed} passed, {failed} failed")
 sys.exit(1 if failed else 0)

@@ -280,6 +280,7 @@ pub async fn cut_and_hold(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     fn parse(json: &str) -> Result<Branch, Error> {
         serde_json::from_str::<BranchRequest>(json)
@@ -300,6 +301,25 @@ mod tests {
         ] {
             assert_eq!(parse(json).unwrap().mode, mode, "{json}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_full_store_is_refused_before_anything_is_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            store_limit_bytes: Some(4096),
+            ..Config::below(dir.path())
+        };
+        let (app, _endings) = App::open(config).unwrap();
+        let tag = "t".parse().unwrap();
+        drop(claim(&app, &tag, None).await.unwrap());
+        let staging = app.store.stage().unwrap();
+        std::fs::write(staging.file("content"), vec![1; 1 << 20]).unwrap();
+        let _held = app.store.ingest(&staging.file("content")).unwrap();
+        let error = claim(&app, &tag, None).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::LimitReached, "{}", error.chain());
+        assert!(error.hint().unwrap().contains("--store-limit-mib"));
+        assert!(!app.writing.is_writing(&tag));
     }
 
     #[test]

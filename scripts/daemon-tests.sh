@@ -62,6 +62,9 @@ daemon_case() {
     } >&2
 }
 
+# A machine that is started by a test must not hold the locks of this shell.
+without_locks() { "$@" 7>&- 8>&-; }
+
 # All cases; again in a new machine if this one was lost meanwhile.
 daemon_tests() {
     local try passed failed
@@ -109,6 +112,11 @@ daemon_cases() {
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"
     daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \
         "$bin/forkd machine exec --no-sync --" "$restart"
+    daemon_case "daemon: without power" without_locks bash "$clients/power.sh" "$bin/forkd" "$tag" \
+        "$bin/forkd" machine start --port 0 --memory "$(machine_memory)"
+    # What was not on its disk is gone from the machine.
+    fill_machine
+    url=$(daemon_url)
     if [ -n "$soak" ]; then
         python=$(clients_python schemathesis==4.32.5)
         daemon_case "daemon: requests made from the document" python3 "$clients/document.py" "$(dirname "$python")/schemathesis" "$url" "$tag"

@@ -7,32 +7,10 @@
 set -uo pipefail
 forkd=$1
 tag=run-python-numpy
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0 used=' '
-
-# `expect STATUS PATTERN COMMAND…`: stdout and stderr must hold the pattern, unless it is empty.
-expect() {
-    local status=$1 pattern=$2 got=0
-    shift 2
-    used+="$1 "
-    "$forkd" "$@" >"$work/out" 2>&1 </dev/null || got=$?
-    check "$status" "$got" "$pattern" "$*"
-}
-check() {
-    if [ "$1" = "$2" ] && { [ -z "$3" ] || grep -qE -- "$3" "$work/out"; }; then
-        passed=$((passed + 1))
-        echo "ok   forkd $4"
-    else
-        failed=$((failed + 1))
-        echo "FAIL forkd $4"
-        echo "     exit $2, wanted $1; wanted output: $3"
-        sed 's/^/     | /' "$work/out" | head -n 20
-    fi
-}
+source "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 
 # What a run that was cut short has left.
-"$forkd" rmi --force cli-boot cli-diff cli-flat cli-half cli-live quickstart >"$work/out" 2>&1 </dev/null
+"$forkd" rmi --force cli-boot cli-diff cli-flat cli-half cli-live cli-of-a-fork quickstart >"$work/out" 2>&1 </dev/null
 
 expect 0 '^\[0\.0, 0\.0, 0\.0, 0\.0, 0\.0\]$' run --image python-numpy -- python3 -c 'import numpy; print(numpy.zeros(5).tolist())'
 expect 7 '' run -- sh -c 'exit 7'
@@ -104,7 +82,7 @@ check 1 $? '' 'quickstart takes its branch away'
 expect 0 '✓ quickstart' rmi cli-flat quickstart
 expect 0 '^tag: cli-boot$' snapshot --tag cli-boot --image python-numpy --warmup 'touch /root/warm' --warmup-code 'warm = 6 * 7'
 expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-boot --timeout 1h
-warm=$(sed -n 's/^✓ \(sb-[^ ]*\).*/\1/p' "$work/out")
+warm=$(spawned)
 expect 0 '^42$' eval "$warm" -- warm
 expect 0 '' exec "$warm" -- test -e /root/warm
 expect 1 'KeyboardInterrupt|TimeoutError' eval --timeout-secs 1 "$warm" -- '__import__("time").sleep(60)'
@@ -114,13 +92,13 @@ expect 0 '^2 / 2 children alive$' fork --tag cli-half -n 2 --settle-secs 0
 expect 0 '"alive": 1' fork --sandbox "$id" -n 1 --settle-secs 0 --json
 expect 0 '' exec "$id" -- touch /root/before-the-fork
 expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --sandbox "$id" --timeout 1h
-forked=$(sed -n 's/^✓ \(sb-[^ ]*\).*/\1/p' "$work/out")
+forked=$(spawned)
 expect 0 '' exec "$forked" -- test -e /root/before-the-fork
 # It can itself be branched, though what it was started from has no name.
 expect 0 '^tag: cli-of-a-fork$' branch "$forked" --tag cli-of-a-fork
 expect 0 "✓ $forked" kill "$forked"
 expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-of-a-fork --timeout 1h
-expect 0 '' exec "$(sed -n 's/^✓ \(sb-[^ ]*\).*/\1/p' "$work/out")" -- test -e /root/before-the-fork
+expect 0 '' exec "$(spawned)" -- test -e /root/before-the-fork
 expect 0 '^✓ sb-' kill --tag cli-of-a-fork
 expect 0 '✓ cli-of-a-fork' rmi cli-of-a-fork
 expect 0 '^limit +none$' store
@@ -153,5 +131,4 @@ while read -r name; do
     esac
 done <"$work/names" >"$work/out"
 check 0 "$(wc -l <"$work/out")" '' 'commands: each has a case here'
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+finish

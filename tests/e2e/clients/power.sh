@@ -51,7 +51,7 @@ expect 0 '^asleep$' exec "$workspace" -- cat /root/said
 # The branch that nobody had acknowledged is whole or not there, and its name can be used.
 "$forkd" rmi power-half >/dev/null 2>&1 </dev/null
 expect 0 '^tag: power-half$' branch "$child" --tag power-half
-expect 0 '✓ power-half' rmi --cascade power-branch
+expect 0 '✓ power-branch' rmi --cascade power-branch
 expect 0 '✓ power-ws' workspace delete power-ws
 expect 0 '' kill --all
 finish

@@ -9,6 +9,7 @@ use forkd_vmm_proto::Shape;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::Interval;
 
 use crate::activation;
 use crate::app::App;
@@ -169,14 +170,18 @@ async fn watch_endings(app: Arc<App>, mut connections: mpsc::UnboundedReceiver<E
     }
 }
 
+/// Waits for the time to come round; false when the daemon stops.
+async fn next(app: &App, ticks: &mut Interval) -> bool {
+    tokio::select! {
+        _ = ticks.tick() => true,
+        () = app.stopping.cancelled() => false,
+    }
+}
+
 /// What has to be done now and then.
 async fn keep_house(app: Arc<App>) {
     let mut ticks = tokio::time::interval(SWEEP);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = app.stopping.cancelled() => return,
-        }
+    while next(&app, &mut ticks).await {
         let before = clock::unix().saturating_sub(KEEP_KEYS);
         if let Err(error) = app.db.expire_keys(before, false).await {
             tracing::warn!(error = chain(&error), "old keys stay");
@@ -187,11 +192,7 @@ async fn keep_house(app: Arc<App>) {
 /// A sandbox that ends lets go of content that perhaps nobody else needs.
 async fn collect(app: Arc<App>) {
     let mut ticks = tokio::time::interval(COLLECT);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = app.stopping.cancelled() => return,
-        }
+    while next(&app, &mut ticks).await {
         let collected = app.blocking(|app| {
             app.store
                 .collect_freed()

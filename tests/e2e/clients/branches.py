@@ -19,7 +19,7 @@ FLAT = PREFIX + "flat"
 # Above these the daemon merges disk layers, and cuts all of memory.
 DISK_LAYERS, MEMORY_LAYERS = 16, 32
 # The daemon removes what nobody needs every five seconds.
-COLLECTED = 6
+COLLECTED = 8
 passed = failed = 0
 
 
@@ -94,9 +94,17 @@ def files():
     return ask("GET", "/v1/store")["blobs"]
 
 
+def settled():
+    """How many files there are when nothing is left to remove."""
+    last = None
+    while (now := files()) != last:
+        last = now
+        time.sleep(COLLECTED)
+    return now
+
+
 def forks_leave_nothing():
-    time.sleep(COLLECTED)
-    before, tags = files(), ask("GET", "/v1/snapshots")
+    before, tags = settled(), ask("GET", "/v1/snapshots")
     sandboxes = [spawn(TAG)]
     try:
         run(sandboxes[0], "echo forked > /root/forked")
@@ -110,8 +118,8 @@ def forks_leave_nothing():
     finally:
         for sandbox in sandboxes:
             ask("DELETE", f"/v1/sandboxes/{sandbox}")
-    time.sleep(COLLECTED)
-    assert files() == before, (files(), before)
+    after = settled()
+    assert after == before, (after, before)
 
 
 def clean():

@@ -62,9 +62,6 @@ daemon_case() {
     } >&2
 }
 
-# A machine that is started by a test must not hold the locks of this shell.
-without_locks() { "$@" 7>&- 8>&-; }
-
 # All cases; again in a new machine if this one was lost meanwhile.
 daemon_tests() {
     local try passed failed

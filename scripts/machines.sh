@@ -37,7 +37,8 @@ take_slots() {
     [ "${#machines[@]}" -gt 0 ]
 }
 
-machine() { "$bin/forkd" machine "$@" </dev/null 7>&- 8>&-; }
+without_locks() { "$@" 7>&- 8>&-; }
+machine() { without_locks "$bin/forkd" machine "$@" </dev/null; }
 ask_machine() { machine exec --no-sync -- "$@"; }
 
 stop_machine() {
@@ -78,7 +79,7 @@ in_machine() {
     machine exec --no-sync "${variables[@]}" -- "$test_program" --exact "$1" --nocapture
 }
 
-machine_is_lost() { ! timeout 60 "$bin/forkd" machine exec --no-sync -- true </dev/null >/dev/null 2>&1 7>&- 8>&-; }
+machine_is_lost() { ! without_locks timeout 60 "$bin/forkd" machine exec --no-sync -- true </dev/null >/dev/null 2>&1; }
 machine_is_emulated() { machine status --json | grep -q '"accel": "tcg"'; }
 last_words() { machine logs | grep -aE 'BUG|panic|RIP|Comm:' | tail -n 8 >&2 || true; }
 

@@ -105,9 +105,7 @@ async fn measure(
     for round in 0..=rounds {
         source.dirty(dirty).await?;
         let tag = daemon.tag(&format!("{}-{}-{round}", memory.0, dirty.0));
-        let mut times = once(daemon, &source, &tag, &mut events).await?;
-        source.dirty(dirty).await?;
-        times.fork_answers = fork(daemon, &source).await?;
+        let times = once(daemon, &source, dirty, &tag, &mut events).await?;
         if round > 0 {
             all.push(times);
         }
@@ -119,6 +117,7 @@ async fn measure(
 async fn once(
     daemon: &Daemon,
     source: &Source<'_>,
+    dirty: MiB,
     tag: &str,
     events: &mut Frames<EventInfo>,
 ) -> anyhow::Result<Times> {
@@ -147,6 +146,8 @@ async fn once(
     tokio::time::sleep(WATCH).await;
     let quiet_gap = source.longest_gap().await?;
     let detail = daemon.client.snapshot(tag).await?;
+    source.dirty(dirty).await?;
+    let fork_answers = fork(daemon, source).await?;
     Ok(Times {
         guest_gap,
         quiet_gap,
@@ -154,7 +155,7 @@ async fn once(
         source_runs,
         durable,
         child_answers,
-        fork_answers: Duration::ZERO,
+        fork_answers,
         written: detail.memory_physical_bytes,
     })
 }

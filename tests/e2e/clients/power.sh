@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The power of a machine goes while its daemon is at work. What was acknowledged is there afterwards, whole, and nothing else.
+# The power of a machine goes while its daemon is at work. What was acknowledged is there afterwards, and whole.
 #
 #     power.sh FORKD TAG START…
 #

@@ -272,6 +272,11 @@ impl Manifest {
         Digest(*blake3::hash(&self.to_bytes()).as_bytes())
     }
 
+    /// The digest of every blob it names, each once.
+    pub fn digests(&self) -> impl Iterator<Item = Digest> + use<> {
+        self.blobs().into_iter().map(|blob| blob.digest)
+    }
+
     /// Every blob it names, each once.
     pub fn blobs(&self) -> Vec<BlobRef> {
         let mut all = vec![self.state];

@@ -221,7 +221,7 @@ impl Store {
         result
     }
 
-    /// What a tag would name, for somebody who starts from it at once and needs no name: nothing of it waits for the disk,
+    /// What a tag would name, for somebody who starts from it at once and needs no name: nothing of it is synced,
     /// and it is there for as long as the lease.
     pub fn unnamed(&self, manifest: Manifest) -> Result<Published, StoreError> {
         let _commit = self.commit();
@@ -230,9 +230,9 @@ impl Store {
     }
 
     fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let digests = manifest.blobs().into_iter().map(|blob| blob.digest);
         let fresh: Vec<Digest> = {
             let durable = lock(&self.durable);
+            let digests = manifest.digests();
             digests.filter(|digest| !durable.contains(digest)).collect()
         };
         blobs::sync(&self.layout, &fresh)?;
@@ -241,8 +241,7 @@ impl Store {
     }
 
     fn leased(&self, manifest: Arc<Manifest>) -> Published {
-        let digests = manifest.blobs().into_iter().map(|blob| blob.digest);
-        let lease = self.leases.hold(digests);
+        let lease = self.leases.hold(manifest.digests());
         Published { manifest, lease }
     }
 
@@ -363,11 +362,11 @@ impl Store {
         for entry in tags.values() {
             match entry {
                 Entry::Whole(manifest) => {
-                    named.extend(manifest.blobs().into_iter().map(|blob| blob.digest));
+                    named.extend(manifest.digests());
                 }
                 Entry::Broken { tag, .. } => match read_manifest(&self.layout, tag) {
                     Ok(manifest) => {
-                        named.extend(manifest.blobs().into_iter().map(|blob| blob.digest));
+                        named.extend(manifest.digests());
                     }
                     Err(_) => return Ok(0),
                 },
@@ -485,8 +484,7 @@ impl Store {
                 .and_then(|manifest| self.check_blobs(&manifest).map(|()| manifest));
             let entry = match checked {
                 Ok(manifest) => {
-                    let digests = manifest.blobs().into_iter().map(|blob| blob.digest);
-                    lock(&self.durable).extend(digests);
+                    lock(&self.durable).extend(manifest.digests());
                     Entry::Whole(Arc::new(manifest))
                 }
                 Err(error) => Entry::Broken {

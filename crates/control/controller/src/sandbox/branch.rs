@@ -24,6 +24,7 @@ use crate::clock;
 use crate::db::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
 use crate::error::Error;
 use crate::launch::FdList;
+use crate::snapshots::is_hidden;
 use crate::writing::Claimed;
 
 /// Layers of memory after which a cut writes all of it: every layer is a descriptor and a mapping.
@@ -41,12 +42,10 @@ pub enum CutMode {
 /// A request to cut a sandbox.
 #[derive(Debug)]
 pub struct BranchAsk {
-    /// The tag to make.
+    /// The tag to make. What a hidden one would name is only there for those who start from it at once.
     pub claimed: Claimed,
     /// How much to write.
     pub mode: CutMode,
-    /// The tag is stored; else what it would name is only there for those who start from it at once.
-    pub named: bool,
     /// Told as soon as the source runs again, for a caller who does not wait for the end: why a cut fails after that is
     /// kept with the tag.
     pub taken: Option<oneshot::Sender<u64>>,
@@ -75,7 +74,6 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
     let BranchAsk {
         claimed,
         mode,
-        named,
         taken,
         held,
         done,
@@ -84,7 +82,6 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
         owned,
         claimed: &claimed,
         mode,
-        named,
         taken,
         told: false,
         goes_on: held.is_none(),
@@ -101,12 +98,8 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
     let tag = claimed.tag().clone();
     // First: whoever hears of the tag may use or delete it at once.
     let_go(claimed, told, result.as_ref().err());
-    announce(
-        &owned.app,
-        &sandbox,
-        named.then_some(&tag),
-        result.as_ref().err(),
-    );
+    let shown = (!is_hidden(&tag)).then_some(&tag);
+    announce(&owned.app, &sandbox, shown, result.as_ref().err());
     // The caller may have stopped waiting.
     let _ = done.send(result);
     if let Some(held) = held {
@@ -166,7 +159,6 @@ struct Cut<'a> {
     owned: &'a mut Owned,
     claimed: &'a Claimed,
     mode: CutMode,
-    named: bool,
     taken: Option<oneshot::Sender<u64>>,
     /// Somebody was told that the tag is being written.
     told: bool,
@@ -359,13 +351,12 @@ impl Cut<'_> {
             image: report.image,
             memory: manifest.memory.clone(),
         };
-        let named = self.named;
         let published = app
             .blocking(move |app| {
-                let published = if named {
-                    app.store.publish(manifest)
-                } else {
+                let published = if is_hidden(&manifest.tag) {
                     app.store.unnamed(manifest)
+                } else {
+                    app.store.publish(manifest)
                 };
                 published.map_err(Error::store("the snapshot could not be stored"))
             })

@@ -1,13 +1,35 @@
 //! Sandboxes that a command starts for itself.
 
-use forkd_api::SandboxInfo;
+use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo};
 use forkd_client::Client;
 use futures::StreamExt;
 
+use crate::daemon::failed;
+use crate::error::CliError;
 use crate::ui::Ui;
 
 /// Requests to end one that are under way at once.
 const PARALLEL: usize = 32;
+
+/// Starts children of a snapshot, or of a running sandbox, whose limits they have.
+pub async fn start(
+    client: &Client,
+    sandbox: Option<&str>,
+    request: CreateSandboxes,
+) -> Result<Vec<SandboxInfo>, CliError> {
+    let started = match sandbox {
+        Some(id) => {
+            let request = ForkRequest {
+                n: request.n,
+                timeout_secs: request.timeout_secs,
+                labels: request.labels,
+            };
+            client.fork(id, &request).await
+        }
+        None => client.spawn(&request).await,
+    };
+    started.map_err(failed)
+}
 
 /// Ends sandboxes. One that failed or expired is gone already, and one that cannot be ended now is deleted by the daemon
 /// when its time is over.

@@ -2,15 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo, SandboxState};
-use forkd_client::Client;
+use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
 use serde_json::json;
 
-use super::children::{end, warn_without_limit};
+use super::children::{end, start, warn_without_limit};
 use super::spawn::outcome;
 use crate::args::ForkArgs;
-use crate::daemon::{block_on, connect, failed};
-use crate::error::{CliError, CliResult};
+use crate::daemon::{block_on, connect};
+use crate::error::CliResult;
 use crate::signals::Stop;
 use crate::ui::Ui;
 
@@ -25,7 +24,7 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
         let mut stop = Stop::listen()?;
         let mut stopping = false;
         let started = Instant::now();
-        let starting = start(&client, args);
+        let starting = start(&client, args.sandbox.as_deref(), request(args));
         tokio::pin!(starting);
         let children = loop {
             tokio::select! {
@@ -59,28 +58,14 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
     })
 }
 
-async fn start(client: &Client, args: &ForkArgs) -> Result<Vec<SandboxInfo>, CliError> {
-    let timeout_secs = Some(args.settle_secs.saturating_add(SLACK));
-    match (&args.tag, &args.sandbox) {
-        (_, Some(id)) => {
-            let request = ForkRequest {
-                n: args.n,
-                timeout_secs,
-                labels: std::collections::BTreeMap::new(),
-            };
-            client.fork(id, &request).await.map_err(failed)
-        }
-        (tag, None) => {
-            let request = CreateSandboxes {
-                snapshot_tag: tag.clone().unwrap_or_default(),
-                n: args.n,
-                per_child_netns: args.per_child_netns,
-                memory_limit_mib: args.memory_limit_mib,
-                timeout_secs,
-                ..CreateSandboxes::default()
-            };
-            client.spawn(&request).await.map_err(failed)
-        }
+fn request(args: &ForkArgs) -> CreateSandboxes {
+    CreateSandboxes {
+        snapshot_tag: args.tag.clone().unwrap_or_default(),
+        n: args.n,
+        per_child_netns: args.per_child_netns,
+        memory_limit_mib: args.memory_limit_mib,
+        timeout_secs: Some(args.settle_secs.saturating_add(SLACK)),
+        ..CreateSandboxes::default()
     }
 }
 

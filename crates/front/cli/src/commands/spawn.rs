@@ -2,23 +2,33 @@
 
 use std::time::Duration;
 
-use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo, SandboxState};
-use forkd_client::Client;
+use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
 
-use super::children::warn_without_limit;
+use super::children::{start, warn_without_limit};
 use crate::args::SpawnArgs;
-use crate::daemon::{block_on, connect, failed};
-use crate::error::{CliError, CliResult, Exit, origin};
+use crate::daemon::{block_on, connect};
+use crate::error::{CliResult, Exit, origin};
 use crate::ui::Ui;
 
 /// Runs `forkd spawn`.
 pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
-    let (json, limit) = (args.json, args.memory_limit_mib);
+    let request = CreateSandboxes {
+        snapshot_tag: args.tag.unwrap_or_default(),
+        n: args.n,
+        per_child_netns: args.per_child_netns,
+        memory_limit_mib: args.memory_limit_mib,
+        prewarm: args.prewarm,
+        live_fork: args.live_fork,
+        hugepages: args.hugepages,
+        wait: true,
+        timeout_secs: args.timeout.map(|time| whole_seconds(*time)),
+        labels: args.labels.into_iter().collect(),
+    };
     block_on(async {
-        let children = start(&client, args).await?;
-        warn_without_limit(limit, &children, ui);
-        if json {
+        let children = start(&client, args.sandbox.as_deref(), request).await?;
+        warn_without_limit(args.memory_limit_mib, &children, ui);
+        if args.json {
             ui.json(&children)?;
         } else {
             for child in &children {
@@ -27,37 +37,6 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         }
         Ok(outcome(&children))
     })
-}
-
-async fn start(client: &Client, args: SpawnArgs) -> Result<Vec<SandboxInfo>, CliError> {
-    let timeout_secs = args.timeout.map(|time| whole_seconds(*time));
-    let labels = args.labels.into_iter().collect();
-    let started = match args.sandbox {
-        Some(id) => {
-            let request = ForkRequest {
-                n: args.n,
-                timeout_secs,
-                labels,
-            };
-            client.fork(&id, &request).await
-        }
-        None => {
-            let request = CreateSandboxes {
-                snapshot_tag: args.tag.unwrap_or_default(),
-                n: args.n,
-                per_child_netns: args.per_child_netns,
-                memory_limit_mib: args.memory_limit_mib,
-                prewarm: args.prewarm,
-                live_fork: args.live_fork,
-                hugepages: args.hugepages,
-                wait: true,
-                timeout_secs,
-                labels,
-            };
-            client.spawn(&request).await
-        }
-    };
-    started.map_err(failed)
 }
 
 /// Up to the next one, and never none: a time of 0 is no limit to the daemon.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use forkd_api::{CreateSandboxes, CreateSnapshot, SandboxInfo, SandboxState};
-use forkd_client::{Client, Target};
+use forkd_rest_client::{Client, Target};
 use forkd_types::MiB;
 use futures::StreamExt;
 

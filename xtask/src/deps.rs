@@ -23,14 +23,15 @@ const ALLOWED: &[Row] = &[
     ("contract/api", &["contract/types"]),
     ("contract/vmm-proto", &["contract/types"]),
     ("contract/guest-proto", &["contract/types"]),
-    ("front/client", &["contract/types", "contract/api"]),
-    ("front/machine", &["contract/types", "contract/guest-proto", "guest/client", "host/probe"]),
-    ("front/mcp", &["contract/types", "contract/api", "front/client"]),
+    ("front/rest-client", &["contract/types", "contract/api"]),
+    ("front/machine", &["contract/types", "contract/guest-proto", "control/agent-client", "host/probe"]),
+    ("front/mcp", &["contract/types", "contract/api", "front/rest-client"]),
     ("front/cli", &["contract/types", "contract/api", "front/*", "host/probe"]),
     ("control/store", &["contract/types"]),
     ("control/image", &["contract/types"]),
-    ("control/vmm-client", &["contract/types", "contract/vmm-proto"]),
-    ("control/controller", &["contract/*", "control/*", "guest/client"]),
+    ("control/agent-client", &["contract/types", "contract/guest-proto"]),
+    ("control/vmm-link", &["contract/types", "contract/vmm-proto"]),
+    ("control/controller", &["contract/*", "control/*"]),
     ("host/sys", &["contract/types"]),
     ("host/probe", &["contract/types", "host/sys"]),
     ("host/memory", &["contract/types", "contract/vmm-proto", "host/sys"]),
@@ -39,7 +40,6 @@ const ALLOWED: &[Row] = &[
     ("host/vmm", &["contract/types", "contract/vmm-proto", "host/*"]),
     ("host/spawner", &["contract/types", "contract/vmm-proto", "host/sys"]),
     ("guest/agent", &["contract/types", "contract/guest-proto"]),
-    ("guest/client", &["contract/types", "contract/guest-proto"]),
 ];
 
 /// Crates of others that a group or crate must not name itself.

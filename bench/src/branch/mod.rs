@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use forkd_api::{BranchRequest, EventInfo, EventKind, ForkRequest};
-use forkd_client::Frames;
+use forkd_rest_client::Frames;
 use forkd_types::MiB;
 
 use crate::daemon::{self, Daemon, MeasureArgs};

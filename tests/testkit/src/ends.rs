@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forkd_types::SandboxId;
-use forkd_vmm_client::Endings;
+use forkd_vmm_link::Endings;
 use forkd_vmm_proto::spawn::HowEnded;
 use tokio::sync::Notify;
 

@@ -1,7 +1,7 @@
 //! What tests do inside a guest, through its agent.
 
 use anyhow::{Context, bail};
-use forkd_guest_client::{Captured, Client, Identified, Options};
+use forkd_agent_client::{Captured, Client, Identified, Options};
 use forkd_guest_proto::{EvalRequest, ExecRequest, IdentityRequest, NetworkRequest, WriteRequest};
 
 use crate::{Vm, procfs};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use forkd_types::{MiB, SandboxId};
-use forkd_vmm_client::{Endings, Spawner, Taken, Vmm};
+use forkd_vmm_link::{Endings, Spawner, Taken, Vmm};
 use forkd_vmm_proto::{
     BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, LINUX_CMDLINE, MemoryImage, NetBackend,
     NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,

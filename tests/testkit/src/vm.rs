@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use forkd_vmm_client::{Vmm, VmmEvents};
+use forkd_vmm_link::{Vmm, VmmEvents};
 use forkd_vmm_proto::spawn::{HowEnded, Vm as Process};
 use forkd_vmm_proto::{Command, Event, Reply, StopCause};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
-use forkd_vmm_client::Endings;
+use forkd_vmm_link::Endings;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 

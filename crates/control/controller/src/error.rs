@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
+use forkd_agent_client::Error as ClientError;
 use forkd_api::ErrorCode;
-use forkd_guest_client::Error as ClientError;
 use forkd_store::StoreError;
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_client::{SpawnerError, VmmCallError};
+use forkd_vmm_link::{SpawnerError, VmmCallError};
 use forkd_vmm_proto::VmmErrorCode;
 use thiserror::Error;
 

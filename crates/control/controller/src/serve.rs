@@ -4,7 +4,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use anyhow::Context;
-use forkd_vmm_client::Endings;
+use forkd_vmm_link::Endings;
 use forkd_vmm_proto::Shape;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};

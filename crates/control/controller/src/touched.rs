@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forkd_types::Digest;
-use forkd_vmm_client::Vmm;
+use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::Command;
 
 use crate::app::App;

@@ -5,11 +5,11 @@ use std::sync::{Arc, RwLock};
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use forkd_api::{ErrorCode, routes};
-use forkd_client::Client;
 use forkd_controller::app::App;
 use forkd_controller::config::{Config, ListenAddr, TlsFiles};
 use forkd_controller::http::{openapi, openapi_text, router};
 use forkd_controller::listen::{self, Bound, Server};
+use forkd_rest_client::Client;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -431,7 +431,10 @@ async fn a_request_is_known_by_its_id_and_405_says_what_is_allowed() {
 #[tokio::test]
 async fn everything_works_over_tls_the_terminals_too() {
     let daemon = Daemon::new(Some("correct-horse-battery"));
-    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../front/client/tests/data");
+    let data = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../front/rest-client/tests/data"
+    );
     let files = TlsFiles {
         cert: format!("{data}/localhost.pem").into(),
         key: format!("{data}/localhost.key").into(),

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use forkd_api::{DEFAULT_URL, ErrorCode};
-use forkd_client::{Client, Error, InvalidTarget, Target};
 use forkd_machine::{Machine, MachineName};
+use forkd_rest_client::{Client, Error, InvalidTarget, Target};
 
 use crate::args::DaemonArgs;
 use crate::error::{CliError, CliResult};

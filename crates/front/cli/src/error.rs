@@ -134,8 +134,8 @@ impl CliError {
 
     fn body(&self) -> Option<&ErrorBody> {
         self.error
-            .downcast_ref::<forkd_client::Error>()
-            .and_then(forkd_client::Error::body)
+            .downcast_ref::<forkd_rest_client::Error>()
+            .and_then(forkd_rest_client::Error::body)
     }
 
     fn is_broken_pipe(&self) -> bool {

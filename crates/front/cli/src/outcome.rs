@@ -1,7 +1,7 @@
 //! What became of each of several objects.
 
 use forkd_api::{ErrorBody, ErrorCode};
-use forkd_client::Error;
+use forkd_rest_client::Error;
 use serde::Serialize;
 
 use crate::error::{CliResult, Exit, origin};

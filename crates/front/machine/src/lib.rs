@@ -43,7 +43,7 @@ mod transfer;
 
 pub use accel::{Accel, AccelChoice, InvalidAccel};
 pub use error::{MachineError, RecordProblem};
-pub use forkd_guest_client::{Captured, Exec, Output, Stdin};
+pub use forkd_agent_client::{Captured, Exec, Output, Stdin};
 pub use forkd_guest_proto::{ExecRequest, ExecResult, ExitStatus, OnDisconnect, PtySize};
 pub use layout::Layout;
 pub use machine::Machine;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{TestAgent, sh};
-use forkd_guest_client::Output;
+use forkd_agent_client::Output;
 use forkd_guest_proto::{
     AttachRequest, ErrorCode, ExecRequest, ExitStatus, OnDisconnect, ProcessState, PtySize, Rlimit,
     RlimitResource,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{TestAgent, sh};
-use forkd_guest_client::{Client, Options};
+use forkd_agent_client::{Client, Options};
 use forkd_guest_proto::{Decoder, ErrorCode, Hello, Kind, Outcome, frame};
 use rand::{Rng, RngExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

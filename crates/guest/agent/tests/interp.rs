@@ -3,7 +3,7 @@
 mod common;
 
 use common::{TestAgent, sh};
-use forkd_guest_client::Output;
+use forkd_agent_client::Output;
 use forkd_guest_proto::{ErrorCode, EvalMode, EvalRequest, InterpStart, InterpState, Warmup};
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use forkd_guest_client::{Exec, Output};
+use forkd_agent_client::{Exec, Output};
 use forkd_guest_proto::{ExecRequest, ProcessState};
 use forkd_testkit::{BootOptions, CutFiles, Frozen, Kit, Vm};
 use forkd_vmm_proto::Command;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_guest_client::{Client, Output};
+use forkd_agent_client::{Client, Output};
 use forkd_guest_proto::{
     AttachRequest, ErrorCode, ExecRequest, ExitStatus, ProcessState, Rlimit, RlimitResource,
 };
@@ -172,7 +172,7 @@ async fn ways_to_end(agent: &Client) -> anyhow::Result<()> {
     signal_when_ready(trapped).await
 }
 
-async fn signal_when_ready(mut exec: forkd_guest_client::Exec) -> anyhow::Result<()> {
+async fn signal_when_ready(mut exec: forkd_agent_client::Exec) -> anyhow::Result<()> {
     let mut seen = Vec::new();
     let mut sent = false;
     while let Some(output) = exec.next_output().await? {

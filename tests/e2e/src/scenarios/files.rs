@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_guest_client::{Client, Watch};
+use forkd_agent_client::{Client, Watch};
 use forkd_guest_proto::{
     ErrorCode, FileKind, ListRequest, MkdirRequest, ReadRequest, RemoveRequest, RenameRequest,
     SetAttrRequest, WatchChange, WatchRequest, WriteRequest,
@@ -144,7 +144,7 @@ async fn content(agent: &Client) -> anyhow::Result<()> {
 }
 
 fn refused<T>(
-    result: Result<T, forkd_guest_client::Error>,
+    result: Result<T, forkd_agent_client::Error>,
     wanted: ErrorCode,
 ) -> anyhow::Result<()> {
     let Err(error) = result else {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_guest_client::Client;
+use forkd_agent_client::Client;
 use forkd_guest_proto::{ExecRequest, ExitStatus};
 use forkd_testkit::{BootOptions, Disk, Kit, Root, Vm, procfs};
 use forkd_vmm_proto::{AGENT_PORT, Command, ExitCode, Reply, spawn::HowEnded};

@@ -1,7 +1,7 @@
 //! A Python interpreter that stays warm between calls.
 
 use anyhow::{Context, bail, ensure};
-use forkd_guest_client::{Client, EvalCapture};
+use forkd_agent_client::{Client, EvalCapture};
 use forkd_guest_proto::{ErrorCode, EvalMode, EvalRequest, InterpInfo, InterpStart, Warmup};
 use forkd_testkit::BootOptions;
 
@@ -141,8 +141,8 @@ async fn death(agent: &Client, first: &InterpInfo) -> anyhow::Result<()> {
         bail!("a dead interpreter answered");
     };
     let code = error
-        .downcast_ref::<forkd_guest_client::Error>()
-        .and_then(forkd_guest_client::Error::code);
+        .downcast_ref::<forkd_agent_client::Error>()
+        .and_then(forkd_agent_client::Error::code);
     ensure!(code == Some(ErrorCode::InterpDied), "{error:?}");
     ensure!(value(agent, "warm").await? == "'yes'", "warm again");
     let done = call(agent, "x").await?;

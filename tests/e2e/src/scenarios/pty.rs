@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_guest_client::{Client, Exec, Output};
+use forkd_agent_client::{Client, Exec, Output};
 use forkd_guest_proto::{ExecRequest, ExitStatus, PtySize};
 use forkd_testkit::BootOptions;
 

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
-use forkd_guest_client::Identified;
+use forkd_agent_client::Identified;
 use forkd_guest_proto::{ClockRequest, NetworkRequest};
 use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit, Namespace, Pump, Vm};
 use forkd_vmm_proto::NetBackend;

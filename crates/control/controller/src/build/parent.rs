@@ -4,15 +4,15 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forkd_agent_client::{Client, Options};
 use forkd_api::{ErrorCode, SnapshotInfo};
-use forkd_guest_client::{Client, Options};
 use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, InterpStart, QuiesceRequest, Warmup};
 use forkd_store::{
     Cpu, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Source, Staging,
     Versions,
 };
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_client::{Vmm, VmmEvents};
+use forkd_vmm_link::{Vmm, VmmEvents};
 use forkd_vmm_proto::{AGENT_PORT, Command, CutReport, CutSpec, Event, LINUX_CMDLINE, Reply};
 
 use super::BuildRequest;

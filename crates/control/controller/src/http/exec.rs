@@ -8,10 +8,10 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use base64::Engine;
+use forkd_agent_client::{Client, Exec, Output};
 use forkd_api::{
     ErrorCode, EvalRequest, EvalResponse, ExecFrame, ExecRequest, ExecResponse, PingResponse,
 };
-use forkd_guest_client::{Client, Exec, Output};
 use forkd_guest_proto as guest;
 use forkd_types::SandboxId;
 use tokio::sync::mpsc;
@@ -175,12 +175,12 @@ pub async fn exec(
 /// A program that cannot be run is an answer, not a failure of the daemon: the exit code that a shell gives, and
 /// the reason as what was written to stderr.
 pub fn not_started(
-    error: forkd_guest_client::Error,
+    error: forkd_agent_client::Error,
     args: &[String],
 ) -> Result<(i64, String), Error> {
     let program = args.first().map_or("", String::as_str);
     match error {
-        forkd_guest_client::Error::Agent(refused)
+        forkd_agent_client::Error::Agent(refused)
             if refused.code == guest::ErrorCode::ExecFailed =>
         {
             let missing = refused.errno == Some(rustix::io::Errno::NOENT.raw_os_error());
@@ -258,7 +258,7 @@ async fn follow(
             Ok(())
         };
         let ((), ()) = tokio::try_join!(feed, forward(exec, &frames))?;
-        Ok::<_, forkd_guest_client::Error>(())
+        Ok::<_, forkd_agent_client::Error>(())
     }
     .await;
     if let Err(error) = result {
@@ -272,7 +272,7 @@ async fn follow(
 }
 
 /// What is sent in place of the output of a program that could not be run.
-pub fn unstarted(error: forkd_guest_client::Error, args: &[String]) -> Vec<ExecFrame> {
+pub fn unstarted(error: forkd_agent_client::Error, args: &[String]) -> Vec<ExecFrame> {
     match not_started(error, args) {
         Ok((exit_code, stderr)) => vec![
             ExecFrame::Stderr {
@@ -296,7 +296,7 @@ pub fn unstarted(error: forkd_guest_client::Error, args: &[String]) -> Vec<ExecF
 pub async fn forward(
     exec: Exec,
     frames: &mpsc::Sender<ExecFrame>,
-) -> Result<(), forkd_guest_client::Error> {
+) -> Result<(), forkd_agent_client::Error> {
     tokio::select! {
         result = forward_all(exec, frames) => result,
         () = frames.closed() => Ok(()),
@@ -306,7 +306,7 @@ pub async fn forward(
 async fn forward_all(
     mut exec: Exec,
     frames: &mpsc::Sender<ExecFrame>,
-) -> Result<(), forkd_guest_client::Error> {
+) -> Result<(), forkd_agent_client::Error> {
     let started = ExecFrame::Started {
         pid: exec.started().pid,
     };
@@ -406,7 +406,7 @@ pub async fn eval(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forkd_guest_client::Options;
+    use forkd_agent_client::Options;
     use guest::{Control, Decoder, Frame, Hello, Kind, frame};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 

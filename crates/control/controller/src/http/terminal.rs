@@ -6,8 +6,8 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
+use forkd_agent_client::{Client, Exec, Output};
 use forkd_api::{ErrorCode, ExecFrame, TerminalInput, TerminalStart};
-use forkd_guest_client::{Client, Exec, Output};
 use forkd_guest_proto as guest;
 
 use super::errors::{Answer, Failure};
@@ -140,7 +140,7 @@ impl Session {
 
     async fn not_started(
         &mut self,
-        error: forkd_guest_client::Error,
+        error: forkd_agent_client::Error,
         args: &[String],
     ) -> Result<(), Error> {
         let (exit_code, why) = not_started(error, args)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forkd_types::SandboxId;
-use forkd_vmm_client::{Endings, Spawner, SpawnerError, Taken, end_spawner};
+use forkd_vmm_link::{Endings, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{SpawnError, SpawnStatus};
 use tokio::process::Command;

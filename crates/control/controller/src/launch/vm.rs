@@ -4,7 +4,7 @@ use std::fs::File;
 
 use forkd_store::{Cpu, DiskManifest, Manifest};
 use forkd_types::MiB;
-use forkd_vmm_client::Vmm;
+use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{
     BootSpec, Command, ConsoleSpec, CpuModel, DiskSpec, RateLimit, RestoreSpec, Shape, VsockSpec,
 };

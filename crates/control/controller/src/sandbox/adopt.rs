@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forkd_api::ErrorCode;
 use forkd_types::SandboxId;
-use forkd_vmm_client::{Taken, Vmm};
+use forkd_vmm_link::{Taken, Vmm};
 use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
 
 use super::checkpoint::CheckpointAsk;

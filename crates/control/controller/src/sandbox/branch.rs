@@ -305,7 +305,7 @@ impl Cut<'_> {
         let refused = matches!(
             error,
             Error::Vmm {
-                source: forkd_vmm_client::VmmCallError::Refused(_),
+                source: forkd_vmm_link::VmmCallError::Refused(_),
                 ..
             }
         );

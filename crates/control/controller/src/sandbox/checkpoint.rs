@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forkd_api::{CheckpointInfo, ErrorCode, EventKind, RollbackInfo};
-use forkd_vmm_client::VmmCallError;
+use forkd_vmm_link::VmmCallError;
 use forkd_vmm_proto::{
     CheckpointReport, CheckpointSpec, Command, Event, Reply, RollbackReport, RollbackSpec,
 };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forkd_api::{ErrorCode, EventKind, SandboxInfo};
 use forkd_store::{Lease, Manifest, Published};
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_client::{SpawnerError, Taken, Vmm, VmmEvents};
+use forkd_vmm_link::{SpawnerError, Taken, Vmm, VmmEvents};
 use futures::future::join_all;
 use tokio::sync::{Semaphore, mpsc};
 

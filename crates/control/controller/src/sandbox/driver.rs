@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::Lease;
-use forkd_vmm_client::{Vmm, VmmCallError, VmmEvents};
+use forkd_vmm_link::{Vmm, VmmCallError, VmmEvents};
 use forkd_vmm_proto::{Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
 

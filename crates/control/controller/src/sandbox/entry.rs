@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use forkd_agent_client::{Client, ConnectError, Options};
 use forkd_api::{ErrorBody, ErrorCode, SandboxInfo};
-use forkd_guest_client::{Client, ConnectError, Options};
 use forkd_types::SandboxId;
 use forkd_vmm_proto::AGENT_PORT;
 use tokio::sync::mpsc;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forkd_types::{Digest, Tag};
-use forkd_vmm_client::Vmm;
+use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{
     Command, CutReport, Event, FromVmm, MAX_FDS, MAX_MESSAGE, Reply, Request, ResponseTo, decode,
     encode,

@@ -1,6 +1,6 @@
 //! Making a child a machine of its own.
 
-use forkd_guest_client::{Client, Identified};
+use forkd_agent_client::{Client, Identified};
 use forkd_guest_proto::{IdentityReport, IdentityRequest};
 use forkd_types::SandboxId;
 

@@ -1,7 +1,7 @@
 //! Sandboxes that a command starts for itself.
 
 use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo};
-use forkd_client::Client;
+use forkd_rest_client::Client;
 use futures::StreamExt;
 
 use crate::daemon::failed;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use forkd_api::WriteResult;
-use forkd_client::Client;
+use forkd_rest_client::Client;
 use futures::{Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -155,7 +155,7 @@ fn written(path: PathBuf, bytes: u64) -> WriteResult {
 }
 
 async fn save(
-    mut content: impl Stream<Item = Result<impl AsRef<[u8]>, forkd_client::Error>> + Unpin,
+    mut content: impl Stream<Item = Result<impl AsRef<[u8]>, forkd_rest_client::Error>> + Unpin,
     out: &mut impl Write,
 ) -> Result<u64, CliError> {
     let mut bytes = 0;

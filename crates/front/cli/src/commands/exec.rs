@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::anyhow;
 use base64::Engine;
 use forkd_api::{ErrorBody, ErrorCode, ExecFrame, ExecRequest, TerminalInput, TerminalStart};
-use forkd_client::{Client, Error, TerminalEvent};
+use forkd_rest_client::{Client, Error, TerminalEvent};
 use tokio::io::AsyncReadExt;
 
 use crate::args::ExecArgs;

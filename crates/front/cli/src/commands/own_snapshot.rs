@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use forkd_api::{CreateSnapshot, ErrorCode};
-use forkd_client::{Client, Error};
+use forkd_rest_client::{Client, Error};
 
 use crate::daemon::failed;
 use crate::error::CliError;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use forkd_api::{BranchRequest, CreateSandboxes, ErrorCode, SandboxInfo};
-use forkd_client::{Client, Error};
+use forkd_rest_client::{Client, Error};
 use futures::StreamExt;
 
 use super::children::end;

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::anyhow;
 use forkd_api::{ExecFrame, TerminalInput, TerminalStart};
-use forkd_client::{Terminal, TerminalEvent};
+use forkd_rest_client::{Terminal, TerminalEvent};
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 

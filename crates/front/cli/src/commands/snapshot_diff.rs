@@ -2,7 +2,7 @@
 
 use anyhow::{Context, anyhow};
 use forkd_api::{BranchMode, BranchRequest, CreateSandboxes, ExecRequest, SnapshotInfo};
-use forkd_client::Client;
+use forkd_rest_client::Client;
 
 use crate::args::SnapshotDiffArgs;
 use crate::daemon::{block_on, connect, failed};

@@ -5,7 +5,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use forkd_guest_client::Output;
+use forkd_agent_client::Output;
 use forkd_guest_proto::{ExecRequest, FileKind, ReadRequest, WriteRequest};
 use tokio::io::AsyncWriteExt;
 

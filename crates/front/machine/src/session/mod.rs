@@ -7,7 +7,7 @@ mod sync;
 use std::future::Future;
 use std::time::Duration;
 
-use forkd_guest_client::{Captured, Client, ConnectError, Error, Exec, Options};
+use forkd_agent_client::{Captured, Client, ConnectError, Error, Exec, Options};
 use forkd_guest_proto::{ExecRequest, ProcessId, ShutdownMode, ShutdownRequest};
 
 use crate::error::MachineError;

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use forkd_guest_client::{Client, Options};
+use forkd_agent_client::{Client, Options};
 use forkd_guest_proto::ExecRequest;
 
 /// An agent that runs as an ordinary process; killed when dropped.

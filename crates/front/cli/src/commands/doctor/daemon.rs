@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use forkd_api::{API_VERSION, ErrorCode, Version};
-use forkd_client::Error;
+use forkd_rest_client::Error;
 
 use super::Check;
 use crate::args::DaemonArgs;

@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::io::Write;
 
-use forkd_guest_client::{Client, Options, Output};
+use forkd_agent_client::{Client, Options, Output};
 use forkd_guest_proto::{AGENT_PORT, EvalRequest, ExecRequest};
 
 #[tokio::main(flavor = "current_thread")]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use forkd_api::{ExecFrame, TerminalInput, TerminalStart};
-use forkd_client::{Client, Error, Target, TerminalEvent};
+use forkd_rest_client::{Client, Error, Target, TerminalEvent};
 use futures::{SinkExt, StreamExt};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;

@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use forkd_guest_client::{Client, Options};
+//! use forkd_agent_client::{Client, Options};
 //! use forkd_guest_proto::ExecRequest;
 //!
 //! let client = Client::connect_vsock("/run/vm/vsock.sock".as_ref(), 1024, Options::default()).await?;

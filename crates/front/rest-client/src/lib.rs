@@ -1,8 +1,8 @@
 //! Rust client of the REST API.
 //!
 //! ```no_run
-//! # async fn example() -> Result<(), forkd_client::Error> {
-//! use forkd_client::{Client, Target};
+//! # async fn example() -> Result<(), forkd_rest_client::Error> {
+//! use forkd_rest_client::{Client, Target};
 //!
 //! let client = Client::new(&"http://127.0.0.1:8889".parse()?, None)?;
 //! let children = client.spawn(&forkd_api::CreateSandboxes {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use forkd_client::{Client, Error, Target};
+use forkd_rest_client::{Client, Error, Target};
 
 async fn kind(target: &Target) -> io::ErrorKind {
     let client = Client::new(target, None).unwrap();

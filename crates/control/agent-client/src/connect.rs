@@ -31,7 +31,7 @@ impl Default for Options {
             token: None,
             window: window::DEFAULT,
             timeout: Duration::from_secs(10),
-            program: concat!("forkd-guest-client ", env!("CARGO_PKG_VERSION")).to_owned(),
+            program: concat!("forkd-agent-client ", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }
 }

@@ -7,8 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, ListenAddr, TlsFiles};
-use crate::telemetry::Collector;
+use forkd_edge::activation;
+use forkd_edge::config::{EdgeConfig, ListenAddr, TlsFiles};
+use forkd_edge::telemetry::Collector;
+use forkd_sandboxes::config::Config;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
 const MIB: u64 = 1 << 20;
@@ -34,6 +36,17 @@ pub enum Command {
         /// The log
         file: PathBuf,
     },
+}
+
+/// Everything the daemon was told, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The front door.
+    pub edge: EdgeConfig,
+    /// Sandboxes and snapshots.
+    pub sandboxes: Config,
+    /// How long requests may go on after the daemon was told to stop.
+    pub drain: Duration,
 }
 
 /// Arguments of `forkd-controller serve`.
@@ -197,7 +210,7 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     /// What was typed, checked.
-    pub fn config(&self) -> anyhow::Result<Config> {
+    pub fn settings(&self) -> anyhow::Result<Settings> {
         let listen = self.listen()?;
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(TlsFiles {
@@ -212,13 +225,8 @@ impl ServeArgs {
         }
         check_exposure(&listen, self.token_file.as_deref())?;
         let data_dir = self.data_dir()?;
-        Ok(Config {
+        let edge = EdgeConfig {
             listen,
-            run_dir: self.run_dir()?,
-            state_file: self
-                .state
-                .clone()
-                .unwrap_or_else(|| data_dir.join("state.db")),
             audit_log: match &self.audit_log {
                 Some(path) if path.as_os_str().is_empty() => None,
                 Some(path) => Some(path.clone()),
@@ -226,14 +234,21 @@ impl ServeArgs {
             },
             token_file: self.token_file.clone(),
             tls,
+            max_requests: self.max_requests,
+            requests_per_second: self.requests_per_second,
+        };
+        let sandboxes = Config {
+            run_dir: self.run_dir()?,
+            state_file: self
+                .state
+                .clone()
+                .unwrap_or_else(|| data_dir.join("state.db")),
             spawn_program: program(self.spawn_program.as_deref(), "forkd-spawn")?,
             image_program: program(self.image_program.as_deref(), "forkd-image")?,
             allowed_paths: self.allow_path.clone(),
             branch_concurrency: self.branch_concurrency,
             max_sandboxes: self.max_sandboxes,
             max_sandboxes_per_token: self.max_sandboxes_per_token.unwrap_or(self.max_sandboxes),
-            max_requests: self.max_requests,
-            requests_per_second: self.requests_per_second,
             max_lifetime: self.max_lifetime.map(Into::into),
             disk_limit_bytes: self.disk_limit_mib.saturating_mul(MIB),
             store_limit_bytes: (self.store_limit_mib > 0)
@@ -241,8 +256,12 @@ impl ServeArgs {
             reserve_mib: self.reserve_mib,
             ready_timeout: Duration::from(self.ready_timeout).max(Duration::from_secs(1)),
             pool: self.pool,
-            drain: self.drain.into(),
             data_dir,
+        };
+        Ok(Settings {
+            edge,
+            sandboxes,
+            drain: self.drain.into(),
         })
     }
 
@@ -269,7 +288,7 @@ impl ServeArgs {
         if let Some(text) = &self.bind {
             all.push(ListenAddr::Tcp(tcp(text)?));
         }
-        if all.is_empty() && crate::activation::count() == 0 {
+        if all.is_empty() && activation::count() == 0 {
             all.push(ListenAddr::Tcp(tcp(DEFAULT_BIND)?));
         }
         Ok(all)
@@ -340,7 +359,7 @@ fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn config(args: &[&str]) -> anyhow::Result<Config> {
+    fn config(args: &[&str]) -> anyhow::Result<EdgeConfig> {
         let all = [
             "forkd-controller",
             "serve",
@@ -351,7 +370,7 @@ mod tests {
         ];
         let cli = Cli::try_parse_from(all.iter().chain(args))?;
         match cli.command {
-            Command::Serve(serve) => serve.config(),
+            Command::Serve(serve) => Ok(serve.settings()?.edge),
             _ => unreachable!(),
         }
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use forkd_controller::args::{Cli, Command};
-use forkd_controller::telemetry::{self, Export};
+use forkd_edge::telemetry::{self, Export};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -27,27 +27,27 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
-            let config = args.config()?;
+            let settings = args.settings()?;
             let traces = args
                 .collector()?
                 .map(|collector| Export::start(&collector))
                 .transpose()?;
             log_to_stderr(args.log_json, traces.as_ref());
             let outcome =
-                tokio::runtime::Runtime::new()?.block_on(forkd_controller::serve::run(config));
+                tokio::runtime::Runtime::new()?.block_on(forkd_controller::serve::run(settings));
             if let Some(traces) = traces {
                 traces.stop();
             }
             outcome
         }
         Command::Openapi => {
-            print!("{}", forkd_controller::http::openapi_text());
+            print!("{}", forkd_planes::rest::openapi_text());
             Ok(())
         }
         Command::VerifyAudit { file } => {
             let text = std::fs::read_to_string(&file)
                 .with_context(|| format!("cannot read {}", file.display()))?;
-            match forkd_controller::audit::verify(&text) {
+            match forkd_edge::audit::verify(&text) {
                 Ok(count) => println!("{count} lines, none missing or changed"),
                 Err(number) => anyhow::bail!("line {number} does not follow the one before it"),
             }

@@ -5,20 +5,24 @@ use std::time::Duration;
 
 use anyhow::Context;
 use forkd_vmm_link::Endings;
-use forkd_vmm_proto::Shape;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Interval;
 
-use crate::activation;
-use crate::app::App;
-use crate::clock;
-use crate::config::Config;
-use crate::error::{Error, chain};
-use crate::listen::{self, Server, Tls};
-use crate::sandbox::adopt::adopt;
-use crate::workspaces;
+use forkd_edge::activation;
+use forkd_edge::config::TlsFiles;
+use forkd_edge::gate::Gate;
+use forkd_edge::listen::{self, Server, Tls};
+use forkd_edge::metrics;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::clock;
+use forkd_sandboxes::error::{Error, chain};
+use forkd_sandboxes::ops::workspaces;
+use forkd_sandboxes::sandbox::adopt::adopt;
+
+use crate::args::Settings;
+use crate::watchdog;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
@@ -28,23 +32,27 @@ const SWEEP: Duration = Duration::from_secs(600);
 const COLLECT: Duration = Duration::from_secs(5);
 
 /// Runs the daemon until it is told to stop.
-pub async fn run(config: Config) -> anyhow::Result<()> {
-    crate::metrics::install();
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    metrics::install();
     raise_file_limit();
     // Before anything that takes time: a signal that comes early must not end the daemon half-way.
     let signals = Signals::new()?;
-    let drain = config.drain;
-    let addresses = config.listen.clone();
-    let tls: Option<Tls> = match &config.tls {
+    let Settings {
+        edge,
+        sandboxes,
+        drain,
+    } = settings;
+    let tls: Option<Tls> = match &edge.tls {
         Some(files) => Some(Arc::new(RwLock::new(listen::load_tls(files)?))),
         None => None,
     };
     // The addresses first: a daemon that cannot be reached should not touch the state of another.
-    let mut bound = activation::sockets(config.token_file.is_some())?;
-    for address in &addresses {
+    let mut bound = activation::sockets(edge.token_file.is_some())?;
+    for address in &edge.listen {
         bound.push(listen::bind(address).await?);
     }
-    let (app, endings) = App::open(config)?;
+    let (app, endings) = App::open(sandboxes)?;
+    let gate = Gate::open(&edge)?;
     tokio::spawn(watch_endings(Arc::clone(&app), endings));
     let found = adopt(&app)
         .await
@@ -61,7 +69,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
         .await?;
     let server = Server::new(
-        crate::http::router(Arc::clone(&app)),
+        gate.guard(forkd_planes::rest::router(Arc::clone(&app))),
         tls.clone(),
         app.stopping.clone(),
     );
@@ -69,13 +77,15 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .into_iter()
         .map(|bound| tokio::spawn(server.clone().accept(bound)))
         .collect();
-    tracing::info!(?addresses, version = env!("CARGO_PKG_VERSION"), "listening");
+    tracing::info!(addresses = ?edge.listen, version = env!("CARGO_PKG_VERSION"), "listening");
     // Without systemd there is nobody to notify.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
-    tokio::spawn(activation::keep_watchdog_quiet(Arc::clone(&app)));
-    signals.until_told(&app, tls.as_ref()).await;
+    tokio::spawn(watchdog::keep_watchdog_quiet(Arc::clone(&app)));
+    signals
+        .until_told(&gate, tls.as_ref().zip(edge.tls.as_ref()))
+        .await;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     app.stopping.cancel();
     for task in accepting {
@@ -121,25 +131,25 @@ impl Signals {
     }
 
     /// Waits for one to stop; reads files again on SIGHUP.
-    async fn until_told(mut self, app: &Arc<App>, tls: Option<&Tls>) {
+    async fn until_told(mut self, gate: &Gate, tls: Option<(&Tls, &TlsFiles)>) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
-                _ = self.hangup.recv() => reload(app, tls),
+                _ = self.hangup.recv() => reload(gate, tls),
             }
         }
     }
 }
 
-fn reload(app: &App, tls: Option<&Tls>) {
-    if let Err(error) = app.auth.reload() {
+fn reload(gate: &Gate, tls: Option<(&Tls, &TlsFiles)>) {
+    if let Err(error) = gate.auth.reload() {
         tracing::error!(error = format!("{error:#}"), "the tokens stay as they are");
     }
-    if let Err(error) = app.audit.reopen() {
+    if let Err(error) = gate.audit.reopen() {
         tracing::error!(%error, "the audit log stays as it is");
     }
-    if let (Some(tls), Some(files)) = (tls, &app.config.tls) {
+    if let Some((tls, files)) = tls {
         match listen::load_tls(files) {
             Ok(config) => {
                 *tls.write()
@@ -201,20 +211,5 @@ async fn collect(app: Arc<App>) {
         if let Err(error) = collected.await {
             tracing::warn!(error = error.chain(), "it stays until the next time");
         }
-    }
-}
-
-impl App {
-    /// Asks for shells of the shape that was just used, in place of those of another; the answer is not waited for.
-    pub fn refill(self: &Arc<Self>, shape: Shape) {
-        if self.config.pool == 0 {
-            return;
-        }
-        let app = Arc::clone(self);
-        tokio::spawn(async move {
-            if let Err(error) = app.launcher.keep_ready(shape, app.config.pool).await {
-                tracing::debug!(error = chain(&error), "the pool was not set");
-            }
-        });
     }
 }

@@ -4,10 +4,10 @@ mod local;
 
 use std::sync::Arc;
 
-use forkd_controller::app::App;
-use forkd_controller::db::{SandboxRecord, WorkspaceRecord};
-use forkd_controller::sandbox::{Phase, Sandbox};
-use forkd_controller::workspaces;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::ops::workspaces;
+use forkd_sandboxes::sandbox::{Phase, Sandbox};
+use forkd_sandboxes::state::{SandboxRecord, WorkspaceRecord};
 use forkd_store::Manifest;
 use forkd_types::{SandboxId, Tag};
 use local::{app, publish};

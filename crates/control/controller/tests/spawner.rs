@@ -6,7 +6,7 @@ mod stand_in;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use forkd_controller::sandbox::create::{CreateRequest, create};
+use forkd_sandboxes::ops::spawn::{CreateRequest, create};
 use forkd_store::Manifest;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::Shape;
@@ -17,7 +17,7 @@ use local::{app, publish};
 use stand_in::stand_in;
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
-    forkd_controller::launch::shape(memory_mib, manifest.vcpus, manifest.cpu)
+    forkd_sandboxes::launch::shape(memory_mib, manifest.vcpus, manifest.cpu)
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 use forkd_store::{Cpu, Manifest, MemoryManifest, Origin, SCHEMA, Source, Versions};
 
 /// A daemon with everything below one directory.

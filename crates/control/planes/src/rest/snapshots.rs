@@ -1,0 +1,258 @@
+//! Snapshots, images, the store.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use forkd_api::{
+    CompactRequest, CreateSnapshot, ErrorCode, FsckReport, ImageInfo, SnapshotDetail, SnapshotInfo,
+    StoreUsage,
+};
+use forkd_store::Deletion;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::sandboxes::checked_labels;
+use forkd_edge::errors::{Answer, Failure};
+use forkd_edge::extract::{Body, Params, PathTag};
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::error::Error;
+use forkd_sandboxes::ops::branch::{claim, parse_tag};
+use forkd_sandboxes::ops::build::{self, BuildRequest, Disk};
+use forkd_sandboxes::ops::snapshots;
+use forkd_sandboxes::trace;
+
+/// The longest `boot_wait_secs`, which has no other meaning here.
+const MAX_BOOT_WAIT: u64 = 60;
+/// How long a parent may take unless the request says otherwise, in seconds.
+const READY_TIMEOUT: u64 = 300;
+/// The longest it may say.
+const MAX_READY_TIMEOUT: u64 = 3600;
+
+/// Every snapshot.
+#[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", responses(
+    (status = 200, description = "Every snapshot, in the order of their names", body = Vec<SnapshotInfo>)
+))]
+pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<SnapshotInfo>>> {
+    Ok(Json(snapshots::list(&app).await?))
+}
+
+/// Boots a parent, warms it up and freezes it.
+#[utoipa::path(post, path = "/v1/snapshots", tag = "snapshots", request_body = CreateSnapshot, responses(
+    (status = 201, description = "The snapshot is durable", body = SnapshotInfo),
+    (status = 202, description = "It is being made; asked for with \"wait\": false", body = SnapshotInfo)
+))]
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Body(request): Body<CreateSnapshot>,
+) -> Answer<(StatusCode, Json<SnapshotInfo>)> {
+    let tag = parse_tag(&request.tag)?;
+    let wait = request.wait;
+    let wish = build_request(request)?;
+    let claimed = claim(&app, &tag, None).await?;
+    let work = {
+        let app = Arc::clone(&app);
+        // A task of its own: a client that goes away does not leave a parent half built.
+        trace::spawn(async move { build::build(&app, wish, claimed).await })
+    };
+    if wait {
+        let info = work.await.map_err(|_| Error::Task)??;
+        return Ok((StatusCode::CREATED, Json(info)));
+    }
+    let found = app
+        .writing
+        .list()
+        .into_iter()
+        .find(|(found, _)| *found == tag);
+    match found {
+        Some((_, writing)) => {
+            let info = snapshots::writing_info(&app, &tag, &writing);
+            Ok((StatusCode::ACCEPTED, Json(info)))
+        }
+        None => Ok((
+            StatusCode::CREATED,
+            Json(work.await.map_err(|_| Error::Task)??),
+        )),
+    }
+}
+
+fn build_request(request: CreateSnapshot) -> Result<BuildRequest, Failure> {
+    let bad = |message: String| Failure::new(ErrorCode::InvalidRequest, message);
+    if request.boot_wait_secs > MAX_BOOT_WAIT {
+        return Err(bad(format!("boot_wait_secs is at most {MAX_BOOT_WAIT}")));
+    }
+    let timeout = request.ready_timeout_secs.unwrap_or(READY_TIMEOUT);
+    if !(1..=MAX_READY_TIMEOUT).contains(&timeout) {
+        return Err(bad(format!(
+            "ready_timeout_secs is 1 to {MAX_READY_TIMEOUT}"
+        )));
+    }
+    let disk = match (request.image, request.rootfs) {
+        (Some(image), None) => Disk::Image(parse_tag(&image)?),
+        (None, Some(path)) => Disk::File(absolute(path, "rootfs")?),
+        _ => {
+            return Err(bad("give exactly one of image and rootfs".into())
+                .with_hint("GET /v1/images lists the images that are installed"));
+        }
+    };
+    let memory = forkd_vmm_proto::MIN_MEMORY_MIB..=forkd_vmm_proto::MAX_MEMORY_MIB;
+    if let Some(mib) = request.mem_size_mib
+        && !memory.contains(&mib)
+    {
+        return Err(bad(format!(
+            "mem_size_mib is {} to {}",
+            memory.start(),
+            memory.end()
+        )));
+    }
+    let most = forkd_vmm_proto::MAX_VCPUS;
+    if let Some(vcpus) = request.vcpus
+        && !(1..=most).contains(&vcpus)
+    {
+        return Err(bad(format!("vcpus is 1 to {most}")));
+    }
+    Ok(BuildRequest {
+        disk,
+        kernel: request
+            .kernel
+            .map(|path| absolute(path, "kernel"))
+            .transpose()?,
+        initramfs: request
+            .initramfs
+            .map(|path| absolute(path, "initramfs"))
+            .transpose()?,
+        memory_mib: request.mem_size_mib,
+        vcpus: request.vcpus,
+        warmup: request.warmup,
+        warmup_code: request.warmup_code,
+        timeout: Duration::from_secs(timeout),
+        labels: checked_labels(request.labels)?,
+    })
+}
+
+fn absolute(path: String, what: &str) -> Result<PathBuf, Failure> {
+    let path = PathBuf::from(path);
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(Failure::new(
+            ErrorCode::InvalidRequest,
+            format!("{what} must be an absolute path on the daemon's host"),
+        ))
+    }
+}
+
+/// What to do about snapshots that build on the one to delete.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct DeleteParams {
+    /// Delete them too.
+    #[serde(default)]
+    cascade: bool,
+    /// Leave them; they keep working.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Deletes a snapshot.
+#[utoipa::path(delete, path = "/v1/snapshots/{tag}", tag = "snapshots",
+    params(("tag" = String, Path, description = "Its name"), DeleteParams), responses(
+    (status = 204, description = "It is gone")
+))]
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    PathTag(tag): PathTag,
+    Params(params): Params<DeleteParams>,
+) -> Answer<StatusCode> {
+    let deletion = match (params.cascade, params.force) {
+        (true, true) => {
+            return Err(Failure::new(
+                ErrorCode::InvalidRequest,
+                "cascade and force exclude each other",
+            ));
+        }
+        (true, false) => Deletion::Cascade,
+        (false, true) => Deletion::Force,
+        (false, false) => Deletion::Single,
+    };
+    snapshots::delete(&app, tag, deletion).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Everything about one snapshot.
+#[utoipa::path(get, path = "/v1/snapshots/{tag}/info", tag = "snapshots",
+    params(("tag" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "What is known", body = SnapshotDetail)
+))]
+pub async fn info(
+    State(app): State<Arc<App>>,
+    PathTag(tag): PathTag,
+) -> Answer<Json<SnapshotDetail>> {
+    Ok(Json(snapshots::detail(&app, tag).await?))
+}
+
+/// Makes a snapshot without parents from one that has parents.
+#[utoipa::path(post, path = "/v1/snapshots/{tag}/compact", tag = "snapshots", request_body = CompactRequest,
+    params(("tag" = String, Path, description = "The snapshot to flatten")), responses(
+    (status = 200, description = "The new snapshot", body = SnapshotInfo)
+))]
+pub async fn compact(
+    State(app): State<Arc<App>>,
+    PathTag(tag): PathTag,
+    Body(request): Body<CompactRequest>,
+) -> Answer<Json<SnapshotInfo>> {
+    let to = parse_tag(&request.to)?;
+    Ok(Json(snapshots::compact(&app, tag, to).await?))
+}
+
+/// Images that parents can be built from.
+#[utoipa::path(get, path = "/v1/images", tag = "store", responses(
+    (status = 200, description = "Every image", body = Vec<ImageInfo>)
+))]
+pub async fn images(State(app): State<Arc<App>>) -> Answer<Json<Vec<ImageInfo>>> {
+    let images = app
+        .blocking(|app| {
+            app.store
+                .images()
+                .map_err(Error::store("the images cannot be listed"))
+        })
+        .await?;
+    let shown = images.into_iter().map(|image| ImageInfo {
+        name: image.name.to_string(),
+        dir: image.dir.display().to_string(),
+        logical_bytes: image.sizes.logical,
+        physical_bytes: image.sizes.physical,
+    });
+    Ok(Json(shown.collect()))
+}
+
+/// What the store holds.
+#[utoipa::path(get, path = "/v1/store", tag = "store", responses(
+    (status = 200, description = "Sizes", body = StoreUsage)
+))]
+pub async fn usage(State(app): State<Arc<App>>) -> Answer<Json<StoreUsage>> {
+    Ok(Json(snapshots::usage(&app).await?))
+}
+
+/// How thorough a check is.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct FsckParams {
+    /// Compute every digest again.
+    #[serde(default)]
+    deep: bool,
+}
+
+/// Looks for damage in the store.
+#[utoipa::path(post, path = "/v1/store/fsck", tag = "store", params(FsckParams), responses(
+    (status = 200, description = "What was found", body = FsckReport)
+))]
+pub async fn fsck(
+    State(app): State<Arc<App>>,
+    Params(params): Params<FsckParams>,
+) -> Answer<Json<FsckReport>> {
+    Ok(Json(snapshots::fsck(&app, params.deep).await?))
+}

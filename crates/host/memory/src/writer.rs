@@ -380,6 +380,7 @@ mod tests {
             poke(&ram, page, 1);
         }
         ram.follow_writes(&tracker).unwrap();
+        ram.remember_discarded();
         let written_now = || {
             let touched = ram.touched_set(&pagemap).unwrap();
             ram.own_among(&pagemap, &touched).unwrap()

@@ -14,7 +14,7 @@ use super::devices::{DeviceSet, DeviceSetError};
 use super::history::History;
 use super::vcpu::{SpawnError, VcpuHandle};
 use super::{Notices, devices};
-use crate::arch::x86_64::cpuid;
+use crate::arch::x86_64::{cpuid, msr};
 use crate::kvm::{Hypervisor, KvmError, Vm};
 
 const DEVICE_STACK: usize = 256 * 1024;
@@ -80,7 +80,9 @@ pub struct Machine {
     pub(super) ram: Arc<GuestRam>,
     pub(super) vcpus: Vec<VcpuHandle>,
     pub(super) devices: DeviceSet,
-    pub(super) supported: Vec<kvm_cpuid_entry2>,
+    /// CPUID of this host as guests see it, before [`cpuid::for_vcpu`].
+    pub(super) shown: Vec<kvm_cpuid_entry2>,
+    /// The model-specific registers that a snapshot holds.
     pub(super) msr_indices: Vec<u32>,
     pub(super) history: History,
     pub(super) phase: VmmPhase,
@@ -144,8 +146,12 @@ impl Machine {
             ram,
             vcpus,
             devices,
-            supported,
-            msr_indices: hypervisor.msr_indices()?,
+            shown,
+            msr_indices: hypervisor
+                .msr_indices()?
+                .into_iter()
+                .filter(|index| msr::is_saved(*index))
+                .collect(),
             history: History::new(WriteTracker::open().ok(), pagemap),
             phase: VmmPhase::Shell,
             spoiled: false,

@@ -66,8 +66,8 @@ const HIDDEN_LEAVES: &[u32] = &[
     0x8000_0026,
 ];
 
-/// What the baseline model shows of each feature register: x86-64-v2 with what Linux and KVM want beside
-/// it. Registers that are not named show nothing.
+/// The feature bits of the baseline model: x86-64-v2, the features that Linux and KVM need beside it, and
+/// the controls of speculation that mitigations use. A register of value 0 here shows no feature.
 const BASELINE: &[(u32, u32, Register, u32)] = &[
     // SSE3, SSSE3, CX16, SSE4.1, SSE4.2, x2APIC, POPCNT, TSC deadline, hypervisor
     (
@@ -82,7 +82,9 @@ const BASELINE: &[(u32, u32, Register, u32)] = &[
     (6, 0, Register::Eax, 1 << 2),
     (7, 0, Register::Ebx, 0),
     (7, 0, Register::Ecx, 0),
-    (7, 0, Register::Edx, 0),
+    // MD_CLEAR, SPEC_CTRL, STIBP, SSBD. Not ARCH_CAPABILITIES: a guest that moves must assume that the
+    // next host is vulnerable.
+    (7, 0, Register::Edx, 1 << 10 | 1 << 26 | 1 << 27 | 1 << 31),
     (7, 1, Register::Eax, 0),
     (7, 1, Register::Ebx, 0),
     (7, 1, Register::Ecx, 0),
@@ -101,7 +103,13 @@ const BASELINE: &[(u32, u32, Register, u32)] = &[
     ),
     // invariant TSC
     (0x8000_0007, 0, Register::Edx, 1 << 8),
-    (0x8000_0008, 0, Register::Ebx, 0),
+    // IBPB, IBRS, STIBP, SSBD, VIRT_SSBD
+    (
+        0x8000_0008,
+        0,
+        Register::Ebx,
+        1 << 12 | 1 << 14 | 1 << 15 | 1 << 24 | 1 << 25,
+    ),
     (0x8000_0021, 0, Register::Eax, 0),
 ];
 
@@ -323,5 +331,22 @@ mod tests {
         assert_ne!(ecx & (1 << 23), 0);
         assert_eq!(find(&vm, 7, 0).unwrap().ebx, 0);
         assert!(find(&vm, 0xd, 1).is_none());
+    }
+
+    #[test]
+    fn the_baseline_has_the_controls_that_mitigations_use() {
+        let vm = for_vm(&host(), CpuModel::Baseline, 1, true);
+        let (intel, amd) = (find(&vm, 7, 0).unwrap(), find(&vm, 0x8000_0008, 0).unwrap());
+        for bit in [10, 26, 27, 31] {
+            assert_ne!(intel.edx & (1 << bit), 0, "leaf 7 EDX bit {bit}");
+        }
+        for bit in [12, 14, 15, 24, 25] {
+            assert_ne!(amd.ebx & (1 << bit), 0, "leaf 0x80000008 EBX bit {bit}");
+        }
+        assert_eq!(
+            intel.edx & (1 << 29),
+            0,
+            "ARCH_CAPABILITIES describes one host"
+        );
     }
 }

@@ -12,8 +12,8 @@ use forkd_vmm::kvm::VcpuState;
 use forkd_vmm::state::MachineState;
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
-    BootSpec, Command, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, Reply, RestoreSpec,
-    Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
+    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, Reply,
+    RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
 };
 
 const SHAPE: Shape = Shape {
@@ -329,6 +329,42 @@ fn a_snapshot_does_not_fit_another_shape() {
         refused(restore(&mut child, &around, &snapshot)),
         VmmErrorCode::Incompatible
     );
+}
+
+#[test]
+fn counters_are_those_of_the_list() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = start();
+    assert!(!vm.counters().unwrap().0.is_empty(), "a shell has counters");
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    let counters = vm.counters().unwrap();
+    let known = counters.known();
+    let strangers: Vec<_> = counters
+        .0
+        .iter()
+        .filter(|(name, _)| {
+            !known.iter().any(|c| {
+                let number = c.number.map_or(String::new(), |n| n.to_string());
+                *name == format!("{}{number}.{}", c.device, c.info.name)
+            })
+        })
+        .collect();
+    assert!(strangers.is_empty(), "not in the list: {strangers:?}");
+    assert_eq!(known.len(), counters.0.len(), "a name is there twice");
+    for device in ["rng", "balloon", "vsock", "console", "machine"] {
+        let listed = COUNTERS.iter().filter(|c| c.devices.contains(&device));
+        for info in listed {
+            assert!(
+                known.iter().any(|c| (c.device, c.info) == (device, info)),
+                "{device}.{} is listed and not reported",
+                info.name
+            );
+        }
+    }
 }
 
 #[test]

@@ -163,7 +163,7 @@ impl Muxer {
 
     pub(super) fn push(&mut self, ports: Ports, op: Op, flags: u32) {
         if op == Op::Reset {
-            self.metrics.resets.inc();
+            self.metrics.connection_resets.inc();
         }
         self.control.push_back(Control { ports, op, flags });
     }
@@ -329,7 +329,7 @@ impl Muxer {
         let open = matches!(connection.phase, Phase::Open);
         let fine = match header.op {
             Op::Reset => {
-                self.metrics.resets.inc();
+                self.metrics.connection_resets.inc();
                 self.remove(token);
                 return;
             }

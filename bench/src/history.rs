@@ -17,7 +17,7 @@ use crate::report::{Cut, PagesFrom, Parts, Rollback};
 use crate::stats::Spread;
 
 /// Passes of the guest over its pages before something is measured.
-const PASSES: usize = 2;
+const PASSES: u64 = 2;
 
 /// A running guest.
 struct Running {
@@ -45,10 +45,9 @@ impl Running {
 
     /// Waits until the guest has gone over all its pages.
     fn let_write(&mut self) -> anyhow::Result<()> {
-        // What it said before now is not about now.
-        while self.client.try_ready()? {}
-        for _ in 0..PASSES {
-            self.client.wait_ready()?;
+        let end = self.client.ready_signals()? + PASSES;
+        while self.client.ready_signals()? < end {
+            std::thread::yield_now();
         }
         Ok(())
     }

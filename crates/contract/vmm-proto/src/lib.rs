@@ -16,6 +16,7 @@
 
 mod cmdline;
 mod command;
+mod counters;
 mod event;
 mod page_map;
 pub mod spawn;
@@ -24,6 +25,7 @@ mod wire;
 
 pub use cmdline::LINUX_CMDLINE;
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
+pub use counters::{COUNTERS, CounterInfo, CounterKind, KnownCounter};
 pub use event::{Event, ExitCode, StopCause};
 pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{

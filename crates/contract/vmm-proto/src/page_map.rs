@@ -164,6 +164,15 @@ impl PageMap {
             .unwrap_or(0)
     }
 
+    /// A map of the same layers in which every page is zero, for a layer that holds all of memory.
+    pub fn emptied(&self) -> Self {
+        Self {
+            pages: self.pages,
+            layers: self.layers,
+            extents: Vec::new(),
+        }
+    }
+
     /// The map after `changes`, which are in order and do not overlap, with one more layer that holds
     /// the changed pages.
     pub fn overlay(&self, changes: &[Change]) -> Result<Self, PageMapError> {

@@ -12,12 +12,9 @@ use crate::{GuestRam, MemoryError, PAGE_SIZE, PageSet};
 const MARKED_AT_ONCE: u64 = 2048;
 
 impl GuestRam {
-    /// Lets the kernel follow writes from now on; all pages count as written until they are marked. Pages
-    /// that the guest gives back are remembered too.
+    /// Makes the kernel follow writes from now on. Every page counts as written until it is marked.
     pub fn follow_writes(&self, tracker: &WriteTracker) -> Result<(), TrackError> {
-        tracker.follow(self.base().as_ptr() as u64, self.layout().bytes())?;
-        self.remember_discarded();
-        Ok(())
+        tracker.follow(self.base().as_ptr() as u64, self.layout().bytes())
     }
 
     /// The pages the VM has made its own.

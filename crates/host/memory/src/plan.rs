@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use forkd_sys::PageRange;
+use forkd_vmm_proto::{Change, MAX_EXTENTS, PageMap};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -74,6 +75,49 @@ pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
     WritePlan { ranges: out }
 }
 
+/// The pages of a cut onto `map`, and the map that the new layer goes on: `changed`, unless the new map would
+/// have more extents than are allowed. Then the layer holds `all` pages that are not zero, and the map
+/// below it is empty.
+pub fn plan_onto<E>(
+    map: PageMap,
+    changed: Vec<PageRange>,
+    all: impl FnOnce() -> Result<Vec<PageRange>, E>,
+) -> Result<(WritePlan, PageMap), E> {
+    let plan = plan_changed(changed);
+    if fits(&map, &plan) {
+        return Ok((plan, map));
+    }
+    let mut ranges = all()?;
+    ranges.sort_by_key(|range| range.first);
+    let mut ranges = join(ranges, 0);
+    if ranges.len() > MAX_EXTENTS {
+        ranges = vec![PageRange {
+            first: 0,
+            count: u64::from(map.pages()),
+        }];
+    }
+    Ok((WritePlan { ranges }, map.emptied()))
+}
+
+/// Whether a layer with the pages of the plan can go onto the map.
+fn fits(map: &PageMap, plan: &WritePlan) -> bool {
+    // A range adds itself, and splits at most one extent.
+    let most = map.extents().len() + 2 * plan.ranges.len();
+    most <= MAX_EXTENTS || map.overlay(&changes(&plan.ranges)).is_ok()
+}
+
+/// Runs of pages as changes to a page map.
+pub(crate) fn changes(ranges: &[PageRange]) -> Vec<Change> {
+    ranges
+        .iter()
+        .map(|range| Change {
+            // Pages of at most 64 GiB.
+            first: range.first as u32,
+            count: range.count as u32,
+        })
+        .collect()
+}
+
 /// Joins sorted ranges that overlap or lie at most `gap` pages apart.
 fn join(ranges: Vec<PageRange>, gap: u64) -> Vec<PageRange> {
     let mut out: Vec<PageRange> = Vec::with_capacity(ranges.len());
@@ -141,6 +185,41 @@ mod tests {
 
     fn range(first: u64, count: u64) -> PageRange {
         PageRange { first, count }
+    }
+
+    /// A guest that dirties scattered pages can be cut on and on: before a map is too large, a layer holds
+    /// all of memory.
+    #[test]
+    fn a_chain_of_cuts_never_outgrows_the_page_map() {
+        const PAGES: u32 = 1 << 20;
+        let mut map = PageMap::identity(PAGES);
+        let mut newest = vec![0; PAGES as usize];
+        let mut flattened = 0;
+        for cut in 0..40 {
+            let changed: Vec<_> = (0..1024).map(|n| range(n * 1024 + cut * 7, 1)).collect();
+            let all = || Ok::<_, ()>(vec![range(0, u64::from(PAGES))]);
+            let (plan, onto) = plan_onto(map, changed.clone(), all).unwrap();
+            let layer = onto.layers();
+            flattened += usize::from(onto.extents().is_empty());
+            map = onto.overlay(&changes(&plan.ranges)).unwrap();
+            for written in &plan.ranges {
+                newest[written.first as usize..written.end() as usize].fill(layer);
+            }
+            assert!(changed.iter().all(|r| newest[r.first as usize] == layer));
+            for extent in map.extents() {
+                let (first, end) = (
+                    extent.first as usize,
+                    (extent.first + extent.count) as usize,
+                );
+                assert!(
+                    newest[first..end]
+                        .iter()
+                        .all(|layer| *layer == extent.layer)
+                );
+            }
+        }
+        assert_eq!(map.layers(), 41, "the number of layers is what it would be");
+        assert!((1..=3).contains(&flattened), "{flattened}");
     }
 
     #[test]

@@ -156,7 +156,8 @@ pub struct GuestRam {
     layout: RamLayout,
     memory: GuestMemory,
     backing: OnceLock<Backing>,
-    /// Pages given back since somebody asked; none while nobody wants to know.
+    /// Pages given back since the last [`GuestRam::discarded_set`]; `None` until
+    /// [`GuestRam::remember_discarded`].
     discarded: Mutex<Option<Discarded>>,
 }
 
@@ -223,7 +224,10 @@ impl GuestRam {
         })
     }
 
-    pub(crate) fn remember_discarded(&self) {
+    /// Records the pages that [`GuestRam::discard`] gives back from now on, for
+    /// [`GuestRam::discarded_set`]. A discarded page is not private any more, so the page map of the
+    /// process cannot show that its content changed.
+    pub fn remember_discarded(&self) {
         let mut slot = self
             .discarded
             .lock()

@@ -16,7 +16,8 @@ const WRITTEN: u32 = 1 << 31;
 const HEADER: usize = 16;
 /// The most ranges a file may have.
 const MAX_RANGES: usize = 64 * 1024;
-/// The most pages that are recorded: a guest that touches everything does not make its siblings do so.
+/// The most pages of a set, recorded or read: a guest that touches everything does not make its siblings
+/// do so.
 const MAX_PAGES: u64 = 8192;
 
 /// The pages that were read and those that were written, in order.
@@ -43,6 +44,9 @@ pub enum WorkingSetError {
         /// What the VM has.
         expected: u32,
     },
+    /// It has more pages than are ever recorded.
+    #[error("the working set has more than {MAX_PAGES} pages")]
+    TooLarge,
     /// A range is empty, out of order or out of bounds.
     #[error("range {number} of the working set is out of bounds")]
     Range {
@@ -121,7 +125,7 @@ impl WorkingSet {
             });
         }
         let mut ranges = Vec::with_capacity(count);
-        let mut after = 0;
+        let (mut after, mut total) = (0, 0);
         for n in 0..count {
             let (first, count) = (number(HEADER + n * 8)?, number(HEADER + n * 8 + 4)?);
             let range = PageRange {
@@ -132,7 +136,11 @@ impl WorkingSet {
                 return Err(WorkingSetError::Range { number: n });
             }
             after = range.end();
+            total += range.count;
             ranges.push((range, count & WRITTEN != 0));
+        }
+        if total > MAX_PAGES {
+            return Err(WorkingSetError::TooLarge);
         }
         Ok(Self { pages, ranges })
     }
@@ -237,6 +245,22 @@ mod tests {
             bad[at] ^= 1;
             assert!(WorkingSet::decode(&bad, 100).is_err(), "byte {at}");
         }
+    }
+
+    /// A forged file cannot make each child of a snapshot copy all of its memory.
+    #[test]
+    fn more_pages_than_are_recorded_are_refused() {
+        let pages = 1 << 20;
+        let set = |count| WorkingSet {
+            pages,
+            ranges: vec![(range(0, 1), false), (range(1, count), true)],
+        };
+        let most = set(MAX_PAGES - 1);
+        assert_eq!(WorkingSet::decode(&most.encode(), pages), Ok(most));
+        assert_eq!(
+            WorkingSet::decode(&set(MAX_PAGES).encode(), pages),
+            Err(WorkingSetError::TooLarge)
+        );
     }
 
     proptest! {

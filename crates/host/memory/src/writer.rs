@@ -13,6 +13,7 @@ use forkd_sys::{ChildWriter, ForkError, PageRange};
 use forkd_vmm_proto::Change;
 use rustix::thread::futex;
 
+use crate::plan::changes;
 use crate::{GuestRam, PAGE_SIZE, WritePlan};
 
 const CHUNK_PAGES: u64 = 256;
@@ -93,14 +94,7 @@ pub struct WriteReport {
 impl WriteReport {
     /// The runs as changes to the page map of the image that came before.
     pub fn changes(&self) -> Vec<Change> {
-        self.ranges
-            .iter()
-            .map(|range| Change {
-                // Pages of at most 64 GiB.
-                first: range.first as u32,
-                count: range.count as u32,
-            })
-            .collect()
+        changes(&self.ranges)
     }
 }
 
@@ -380,6 +374,7 @@ mod tests {
             poke(&ram, page, 1);
         }
         ram.follow_writes(&tracker).unwrap();
+        ram.remember_discarded();
         let written_now = || {
             let touched = ram.touched_set(&pagemap).unwrap();
             ram.own_among(&pagemap, &touched).unwrap()

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use forkd_sys::{Channel, ChannelError};
 use forkd_vmm_proto::{
-    BootSpec, Command, CutReport, CutSpec, Event, FdIndex, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION,
-    Reply, Request, ResponseTo, RestoreSpec, Shape, VmmError, WireError, decode, encode,
+    BootSpec, Command, Counters, CutReport, CutSpec, Event, FdIndex, FromVmm, MAX_MESSAGE,
+    PROTOCOL_VERSION, Reply, Request, ResponseTo, RestoreSpec, Shape, VmmError, WireError, decode,
+    encode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
@@ -167,16 +168,22 @@ impl Client {
         self.wait_event(|event, _| matches!(event, Event::AgentReady).then_some(()))
     }
 
-    /// Takes what has come without waiting; says whether a word of the guest being ready was in it.
-    pub fn try_ready(&mut self) -> Result<bool, ClientError> {
-        let timeout = std::mem::replace(&mut self.timeout, Duration::ZERO);
-        let ready = self.wait_ready();
-        self.timeout = timeout;
-        match ready {
-            Ok(()) => Ok(true),
-            Err(ClientError::Timeout(_)) => Ok(false),
-            Err(error) => Err(error),
+    /// All counters.
+    pub fn counters(&mut self) -> Result<Counters, ClientError> {
+        match self.ask(Command::Counters, &Attach::new())? {
+            Reply::Counters(counters) => Ok(counters),
+            _ => Err(ClientError::Unexpected),
         }
+    }
+
+    /// How often the guest has reported that it is ready, events or not.
+    pub fn ready_signals(&mut self) -> Result<u64, ClientError> {
+        let found = self
+            .counters()?
+            .0
+            .into_iter()
+            .find(|(name, _)| name == "machine.ready_signals");
+        found.map(|(_, count)| count).ok_or(ClientError::Unexpected)
     }
 
     fn receive(&mut self) -> Result<(), ClientError> {

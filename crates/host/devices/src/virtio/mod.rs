@@ -51,6 +51,9 @@ pub enum Verdict {
     Used(u32),
     /// It stays where it is; the device comes back to it by itself.
     Hold,
+    /// It is not done, because a pause waits. It is carried out from its beginning afterwards, so only
+    /// requests that may be repeated may end like this.
+    Again,
 }
 
 /// What a device works with from the moment its driver is ready.
@@ -114,6 +117,11 @@ impl Activation {
                     queue.put_back();
                     break;
                 }
+                Verdict::Again => {
+                    queue.put_back();
+                    self.again(index);
+                    break;
+                }
             }
             used = true;
         }
@@ -173,8 +181,8 @@ pub enum DeviceError {
 /// Devices do their I/O synchronously, inside `on_queue` and `on_event`. When the loop is paused, no
 /// device is inside one of them, nothing is in flight, and every buffer is either still in the available
 /// ring or already in the used ring. A device must return from a long run over a queue when
-/// [`Registrar::should_yield`] says so, after ringing [`Activation::again`]. Resuming needs no call:
-/// descriptors that became ready meanwhile are reported then.
+/// [`Registrar::should_yield`] says so, after ringing [`Activation::again`], and from a long request with
+/// [`Verdict::Again`]. Resuming needs no call: descriptors that became ready meanwhile are reported then.
 pub trait VirtioDevice: Any + Send {
     /// The virtio device id.
     fn device_type(&self) -> u32;

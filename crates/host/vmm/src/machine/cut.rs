@@ -16,6 +16,7 @@ use forkd_devices::disk::DiskError;
 use forkd_devices::virtio::block::Block;
 use forkd_memory::{
     MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed, plan_full,
+    plan_onto,
 };
 use forkd_sys::{ForkError, PageRange};
 use forkd_vmm_proto::{
@@ -328,12 +329,23 @@ impl Machine {
                 .history
                 .since_image(&self.ram, onto)?
                 .ok_or(CutError::NoImage { onto })?;
-            return Ok((plan_changed(pages.ranges().to_vec()), map));
+            let changed = pages.ranges().to_vec();
+            let Some(map) = map else {
+                return Ok((plan_changed(changed), None));
+            };
+            let (plan, map) = plan_onto(map, changed, || self.all_pages())?;
+            return Ok((plan, Some(map)));
         }
         let mut ranges = self.history.private(&self.ram)?.ranges().to_vec();
         ranges.extend(image_ranges);
         ranges.sort_by_key(|range| range.first);
         Ok((plan_full(ranges, None), None))
+    }
+
+    /// All pages that are not known to be zero.
+    fn all_pages(&self) -> Result<Vec<PageRange>, MemoryError> {
+        let private = self.history.private(&self.ram)?.ranges().to_vec();
+        Ok(plan_full(private, self.ram.image()).ranges)
     }
 
     /// Waits for the writer and gives the report. A cut that fails leaves no trace in the machine.

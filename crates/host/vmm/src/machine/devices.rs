@@ -343,18 +343,30 @@ impl DeviceSet {
         self.serial.flush();
     }
 
-    /// All counters. Those of the balloon are as of the last time somebody asked.
-    pub fn counters(&self) -> Vec<(String, u64)> {
-        let mut out = Vec::new();
+    /// Asks the guest for memory statistics, which are in the counters a moment later.
+    pub fn ask_for_memory_stats(&self) {
         if let Ok((_, balloon)) = self.slot(DeviceSlot::Balloon)
             && let Some(Err(error)) = balloon.with(|b: &mut Balloon| b.ask_for_stats())
         {
             tracing::warn!(%error, "the balloon gives no statistics");
         }
+    }
+
+    /// All counters, as [`forkd_vmm_proto::COUNTERS`] lists them. Waits for no device.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let mut out = Vec::new();
         for transport in &self.slots {
             transport.counters(&slot_name(transport.slot()), &mut out);
         }
         self.serial.counters("console", &mut out);
+        let notices = &self.notices;
+        for (name, counter) in [
+            ("machine.ready_signals", &notices.ready_signals),
+            ("machine.dropped_notices", &notices.dropped),
+            ("machine.bus_locks", &notices.bus_locks),
+        ] {
+            out.push((name.to_owned(), counter.get()));
+        }
         out
     }
 

@@ -96,12 +96,15 @@ impl History {
         self.pagemap.as_ref().ok()
     }
 
-    /// Begins to follow writes, the first time; without it everything counts as written.
+    /// Starts to follow writes and discards, at the first call. On a host that cannot follow writes every
+    /// private page counts as written; discards are recorded all the same, since a discarded page is not
+    /// private any more and a roll-back would miss it.
     pub fn follow(&mut self, ram: &GuestRam) {
         if self.follows {
             return;
         }
         self.follows = true;
+        ram.remember_discarded();
         let can_mark = self.pagemap().is_some_and(Pagemap::has_marks);
         let Some(tracker) = self.tracker.as_ref().filter(|_| can_mark) else {
             return;
@@ -346,10 +349,15 @@ fn everything(ram: &GuestRam) -> PageSet {
 
 #[cfg(test)]
 mod tests {
+    use forkd_devices::EventLoop;
+    use forkd_devices::legacy::Serial;
     use forkd_memory::{ImageLayers, PAGE_SIZE, RamLayout, plan_changed};
+    use forkd_types::MiB;
+    use forkd_vmm_proto::{CpuModel, Shape};
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
+    use crate::kvm::VmState;
 
     const MIB: u32 = 64;
 
@@ -365,6 +373,76 @@ mod tests {
 
     fn at(page: u64) -> GuestAddress {
         GuestAddress(page * PAGE_SIZE)
+    }
+
+    fn no_state() -> MachineState {
+        let mut event_loop = EventLoop::new().unwrap();
+        let serial = event_loop.add(Serial::new).unwrap();
+        MachineState {
+            shape: Shape {
+                memory: MiB(MIB),
+                vcpus: 1,
+                cpu: CpuModel::Host,
+            },
+            vm: VmState {
+                clock_ns: 0,
+                pic_master: Default::default(),
+                pic_slave: Default::default(),
+                ioapic: Default::default(),
+            },
+            vcpus: vec![],
+            slots: vec![],
+            serial: serial.save(),
+        }
+    }
+
+    /// Takes a checkpoint of memory alone.
+    fn checkpoint(history: &mut History, ram: &GuestRam) -> u64 {
+        history.follow(ram);
+        history.look_ahead(ram).unwrap();
+        let fresh = history.written(ram).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        ram.size_file(file.as_fd()).unwrap();
+        let pages = history.since_head(ram).unwrap();
+        let plan = plan_changed(pages.ranges().to_vec());
+        let pages = PageSet::new(plan.ranges.clone());
+        let written = ram.write_frozen(plan, file.as_fd()).unwrap();
+        history.begin_checkpoint();
+        history.mark_shared(ram, &fresh);
+        written.finish().unwrap();
+        let made = Checkpoint::new(file, no_state(), vec![]);
+        history.checkpoint_done(made, pages)
+    }
+
+    fn a_page_given_back_returns_with_a_roll_back(tracker: Option<WriteTracker>) {
+        let ram = over_an_image();
+        let (kept, given_back) = (10, 20);
+        for page in [kept, given_back] {
+            ram.memory().write_obj(7u8, at(page)).unwrap();
+        }
+        let mut history = History::new(tracker, Pagemap::open());
+        let id = checkpoint(&mut history, &ram);
+        ram.memory().write_obj(8u8, at(kept)).unwrap();
+        ram.discard(given_back * PAGE_SIZE, PAGE_SIZE).unwrap();
+        assert_eq!(ram.memory().read_obj::<u8>(at(given_back)).unwrap(), 0);
+        history.written(&ram).unwrap();
+        history.put_back(&ram, id).unwrap();
+        let seen = [kept, given_back].map(|page| ram.memory().read_obj::<u8>(at(page)).unwrap());
+        assert_eq!(seen, [7, 7]);
+    }
+
+    #[test]
+    fn a_roll_back_restores_discarded_pages_without_write_tracking() {
+        a_page_given_back_returns_with_a_roll_back(None);
+    }
+
+    #[test]
+    fn a_roll_back_restores_discarded_pages_with_write_tracking() {
+        let Ok(tracker) = WriteTracker::open() else {
+            eprintln!("this kernel does not follow writes: nothing was tested");
+            return;
+        };
+        a_page_given_back_returns_with_a_roll_back(Some(tracker));
     }
 
     /// A machine reads a page, is cut, and writes the page before anybody has marked it: the next cut has it.

@@ -11,7 +11,8 @@ use thiserror::Error;
 use super::boot::write_generation;
 use super::devices::DeviceSpec;
 use super::{DeviceSetError, FdError, Fds, Machine};
-use crate::arch::x86_64::cpuid::{self, CpuMismatch};
+use crate::arch::x86_64::cpu_check::{self, CpuMismatch};
+use crate::arch::x86_64::cpuid;
 use crate::kvm::KvmError;
 use crate::state::{MAX_STATE, MachineState, StateError};
 
@@ -52,12 +53,12 @@ pub enum RestoreError {
         /// Of the shell.
         shell: Shape,
     },
-    /// This host's CPU is not enough.
+    /// The CPU of the snapshot is not one that this host shows.
     #[error("this host cannot run vCPU {vcpu} of the snapshot")]
     Cpu {
-        /// Which vCPU.
-        vcpu: usize,
-        /// What differs.
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// The difference.
         #[source]
         source: CpuMismatch,
     },
@@ -105,16 +106,25 @@ impl Machine {
 
     fn parse(&self, spec: &RestoreSpec, fds: &mut Fds) -> Result<Parsed, RestoreError> {
         let bytes = read_bounded(&fds.file(spec.state)?, "state file", MAX_STATE)?;
-        let state = MachineState::decode(&bytes)?;
+        let mut state = MachineState::decode(&bytes)?;
         if state.shape != self.shape {
             return Err(RestoreError::Shape {
                 saved: state.shape,
                 shell: self.shape,
             });
         }
-        for (vcpu, saved) in state.vcpus.iter().enumerate() {
-            cpuid::check(&saved.cpuid, &self.supported)
-                .map_err(|source| RestoreError::Cpu { vcpu, source })?;
+        for (number, saved) in (0..).zip(&mut state.vcpus) {
+            let shown = cpuid::for_vcpu(&self.shown, number);
+            cpu_check::check(saved, &shown, &self.msr_indices).map_err(|source| {
+                RestoreError::Cpu {
+                    vcpu: number,
+                    source,
+                }
+            })?;
+            // Those that this host lacks are zero.
+            saved
+                .msrs
+                .retain(|msr| self.msr_indices.contains(&msr.index));
         }
         let image = self.parse_image(&spec.memory, fds)?;
         let prefault = match spec.prefault {

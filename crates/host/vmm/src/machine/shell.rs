@@ -14,10 +14,12 @@ use super::devices::{DeviceSet, DeviceSetError};
 use super::history::History;
 use super::vcpu::{SpawnError, VcpuHandle};
 use super::{Notices, devices};
-use crate::arch::x86_64::cpuid;
+use crate::arch::x86_64::{cpuid, msr};
 use crate::kvm::{Hypervisor, KvmError, Vm};
 
 const DEVICE_STACK: usize = 256 * 1024;
+/// How often the counters ask the guest for memory statistics, which wakes it up.
+const MEMORY_STATS_EVERY: Duration = Duration::from_secs(30);
 
 /// Why there is no shell.
 #[derive(Debug, Error)]
@@ -80,12 +82,16 @@ pub struct Machine {
     pub(super) ram: Arc<GuestRam>,
     pub(super) vcpus: Vec<VcpuHandle>,
     pub(super) devices: DeviceSet,
-    pub(super) supported: Vec<kvm_cpuid_entry2>,
+    /// CPUID of this host as guests see it, before [`cpuid::for_vcpu`].
+    pub(super) shown: Vec<kvm_cpuid_entry2>,
+    /// The model-specific registers that a snapshot holds.
     pub(super) msr_indices: Vec<u32>,
     pub(super) history: History,
     pub(super) phase: VmmPhase,
     /// A boot or restore failed half-way; the shell is of no use any more.
     pub(super) spoiled: bool,
+    /// When the guest was last asked for memory statistics.
+    asked_for_stats: Option<Instant>,
 }
 
 impl Machine {
@@ -144,11 +150,16 @@ impl Machine {
             ram,
             vcpus,
             devices,
-            supported,
-            msr_indices: hypervisor.msr_indices()?,
+            shown,
+            msr_indices: hypervisor
+                .msr_indices()?
+                .into_iter()
+                .filter(|index| msr::is_saved(*index))
+                .collect(),
             history: History::new(WriteTracker::open().ok(), pagemap),
             phase: VmmPhase::Shell,
             spoiled: false,
+            asked_for_stats: None,
         })
     }
 
@@ -251,6 +262,20 @@ impl Machine {
     /// The devices, for what does not change the machine's phase.
     pub fn devices(&self) -> &devices::DeviceSet {
         &self.devices
+    }
+
+    /// All counters of the devices. Costs the guest at most one interrupt in [`MEMORY_STATS_EVERY`], for
+    /// new memory statistics.
+    pub fn counters(&mut self) -> Vec<(String, u64)> {
+        let due = self
+            .asked_for_stats
+            .is_none_or(|at| at.elapsed() >= MEMORY_STATS_EVERY);
+        // The rings of a paused machine must not move.
+        if due && self.phase == VmmPhase::Running {
+            self.asked_for_stats = Some(Instant::now());
+            self.devices.ask_for_memory_stats();
+        }
+        self.devices.counters()
     }
 
     /// The pages touched since boot or restore.

@@ -430,11 +430,11 @@ impl Session {
         }
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&mut self) -> Counters {
         Counters(
             self.machine
-                .as_ref()
-                .map_or_else(Vec::new, |m| m.devices().counters()),
+                .as_mut()
+                .map_or_else(Vec::new, Machine::counters),
         )
     }
 }

@@ -19,19 +19,24 @@ impl Block {
             return Ok(());
         };
         let (limiter, metrics) = (&mut self.limiter, &self.metrics);
+        let events = active.events.clone();
         let mut worker = Worker {
             disk: self.disk.as_mut(),
             serial: &self.serial,
             bounce: &mut self.bounce,
             metrics,
+            events: &events,
         };
         let result = active.drain(QUEUE, |memory, chain| {
             if !limiter.ready() {
                 metrics.throttled.inc();
                 return Ok(Verdict::Hold);
             }
-            limiter.charge(weight(memory, chain));
-            worker.run(memory, chain).map(Verdict::Used)
+            let verdict = worker.run(memory, chain)?;
+            if verdict != Verdict::Again {
+                limiter.charge(weight(memory, chain));
+            }
+            Ok(verdict)
         });
         self.bounce.truncate(KEEP);
         self.bounce.shrink_to(KEEP);

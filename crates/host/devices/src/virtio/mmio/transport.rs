@@ -81,6 +81,9 @@ pub struct MmioTransport {
     registrar: Registrar,
     events: Arc<dyn DeviceEvents>,
     pub(super) metrics: SlotMetrics,
+    /// The counters of the device in the slot. Beside [`Inner`], so that reading them never waits for a
+    /// device that is busy.
+    device_metrics: Mutex<Option<Arc<dyn Counters>>>,
     inner: Mutex<Inner>,
 }
 
@@ -104,6 +107,7 @@ impl MmioTransport {
             registrar,
             events,
             metrics: SlotMetrics::default(),
+            device_metrics: Mutex::default(),
             inner: Mutex::new(Inner::empty()),
         }))
     }
@@ -135,6 +139,7 @@ impl MmioTransport {
     ) -> Result<(), SlotError> {
         let mut inner = self.lock();
         self.check_fit(&inner, device.as_ref())?;
+        self.show_metrics(Some(device.counters()));
         inner.put(device, memory);
         Ok(())
     }
@@ -149,10 +154,12 @@ impl MmioTransport {
     ) -> Result<(), SlotError> {
         let mut inner = self.lock();
         self.check_fit(&inner, device.as_ref())?;
+        self.show_metrics(Some(device.counters()));
         inner.put(device, memory);
         let SlotState::V1(state) = state;
         if let Err(source) = self.restore_inner(&mut inner, state) {
             *inner = Inner::empty();
+            self.show_metrics(None);
             self.interrupt.reset();
             return Err(SlotError::State {
                 slot: self.slot,
@@ -183,6 +190,7 @@ impl MmioTransport {
         let mut inner = self.lock();
         let mut device = std::mem::replace(&mut *inner, Inner::empty()).device?;
         device.reset();
+        self.show_metrics(None);
         self.interrupt.reset();
         Some(device)
     }
@@ -216,9 +224,20 @@ impl MmioTransport {
         device.downcast_mut::<T>().map(work)
     }
 
-    /// Adds the slot's counters under `name`.
+    fn show_metrics(&self, metrics: Option<Arc<dyn Counters>>) {
+        *self
+            .device_metrics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = metrics;
+    }
+
+    /// Adds the slot's counters under `name`. Takes no lock that a device holds while it works.
     pub fn counters(&self, name: &str, out: &mut Vec<(String, u64)>) {
-        let device = self.lock().device.as_ref().map(|d| d.counters());
+        let device = self
+            .device_metrics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let mut push =
             |counter: &'static str, value| out.push((format!("{name}.{counter}"), value));
         self.metrics.visit(&mut push);

@@ -20,7 +20,7 @@ counters! {
         /// Connections open now.
         open,
         /// Connections ended by a reset, in either direction.
-        resets,
+        connection_resets,
         /// Clients that did not ask properly.
         bad_clients,
         /// Packets that belong nowhere.

@@ -2,6 +2,7 @@
 
 pub mod acpi;
 pub mod bios;
+pub mod cpu_check;
 pub mod cpuid;
 pub mod kernel;
 pub mod layout;

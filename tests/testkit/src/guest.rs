@@ -145,6 +145,7 @@ impl Vm {
             generation: hex::encode(generation),
             entropy: hex::encode(entropy),
             hostname: Some(hostname.to_owned()),
+            machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
             network,
             hook_timeout_ms: Some(60_000),
             ..Default::default()

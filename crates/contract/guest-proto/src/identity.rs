@@ -16,7 +16,7 @@ pub struct IdentityRequest {
     /// The new host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// 32 hexadecimal digits; drawn by the agent when missing.
+    /// New machine ID, 32 hexadecimal digits. A roll-back sends none: the guest stays the machine it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
     /// The wall clock at the moment of sending, nanoseconds since the epoch.

@@ -34,6 +34,14 @@ pub struct ClockRequest {
     pub shift_ns: Option<i64>,
 }
 
+impl ClockRequest {
+    /// Carrying the request out would set or move the wall clock.
+    #[must_use]
+    pub const fn changes_time(&self) -> bool {
+        self.set_unix_ns.is_some() || self.shift_ns.is_some()
+    }
+}
+
 /// The clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockState {

@@ -139,14 +139,19 @@ async fn an_ordinary_process_leaves_its_machine_alone() {
         std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap(),
         before
     );
-    let clock = client
-        .clock(ClockRequest {
-            set_unix_ns: Some(0),
-            ..Default::default()
-        })
-        .await
-        .unwrap_err();
-    assert_eq!(clock.code(), Some(ErrorCode::Permission));
+    let set = ClockRequest {
+        set_unix_ns: Some(0),
+        shift_ns: None,
+    };
+    // A shift of one nanosecond: a missing guard must not disturb the machine that runs the test.
+    let shift = ClockRequest {
+        set_unix_ns: None,
+        shift_ns: Some(1),
+    };
+    for request in [set, shift] {
+        let refused = client.clock(request).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::Permission), "{request:?}");
+    }
     let network = client.network(NetworkRequest::default()).await.unwrap_err();
     assert_eq!(network.code(), Some(ErrorCode::Permission));
     let short = IdentityRequest {

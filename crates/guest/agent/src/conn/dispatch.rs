@@ -74,7 +74,7 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::InterpStop(name) => ok(agent.interps.stop(&name).await),
         Request::Eval(eval) => ok(interp::eval(agent, stream, eval).await),
         Request::Clock(clock) => {
-            if clock.set_unix_ns.is_some() {
+            if clock.changes_time() {
                 agent.may_change_machine()?;
             }
             ok(clock::clock(clock))

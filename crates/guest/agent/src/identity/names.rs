@@ -27,18 +27,23 @@ pub fn set_hostname(name: &str) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Sets the machine id; draws one when none is given.
+/// Sets the machine ID if a new one is given, and returns the ID in force. A guest that is rolled back gets no new
+/// one: it stays the machine it is.
 pub fn set_machine_id(given: Option<&str>) -> Result<String, AgentError> {
-    let id = match given {
-        Some(id) => id.to_ascii_lowercase(),
-        None => hex(random()?),
+    machine_id_in(Path::new(MACHINE_ID), Path::new(DBUS_ID), given)
+}
+
+fn machine_id_in(file: &Path, dbus: &Path, given: Option<&str>) -> Result<String, AgentError> {
+    let Some(id) = given.map(str::to_ascii_lowercase) else {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        return Ok(text.trim().to_owned());
     };
     let text = format!("{id}\n");
-    let written = files::replace(Path::new(MACHINE_ID), text.as_bytes());
-    written.map_err(|error| error::io(format_args!("cannot write {MACHINE_ID}"), &error))?;
-    // Where it is a link to the other it has changed already.
-    if fs::symlink_metadata(DBUS_ID).is_ok_and(|found| found.is_file()) {
-        write_in_place(DBUS_ID, &text)?;
+    files::replace(file, text.as_bytes())
+        .map_err(|error| error::io(format_args!("cannot write {}", file.display()), &error))?;
+    // A symbolic link to the first file has changed with it.
+    if fs::symlink_metadata(dbus).is_ok_and(|found| found.is_file()) {
+        write_in_place(&dbus.to_string_lossy(), &text)?;
     }
     Ok(id)
 }
@@ -119,6 +124,21 @@ mod tests {
         }
         for bad in ["", "-a", ".a", "a b", "a/b", "ä", &"x".repeat(64)] {
             assert!(!is_hostname(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_machine_id_changes_only_when_one_is_given() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, dbus) = (directory.path().join("id"), directory.path().join("dbus"));
+        fs::write(&dbus, "old\n").unwrap();
+        let first = "AB".repeat(16);
+        let set = machine_id_in(&file, &dbus, Some(&first)).unwrap();
+        assert_eq!(set, "ab".repeat(16));
+        let kept = machine_id_in(&file, &dbus, None).unwrap();
+        assert_eq!(kept, set);
+        for path in [&file, &dbus] {
+            assert_eq!(fs::read_to_string(path).unwrap(), format!("{set}\n"));
         }
     }
 

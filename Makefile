@@ -18,8 +18,8 @@ build: setup ## build the programs into target/release
 quickstart: ## from nothing to forked machines, with the numbers of this host
 	@scripts/quickstart.sh
 
-test: ## set-up, build, unit tests, then the tests with real guests
-	@scripts/test.sh
+test: ## set-up, build, unit tests, then the tests with real guests; one of them: make test ONLY=boot::one_vcpu
+	@scripts/test.sh $(if $(ONLY),'$(ONLY)')
 
 soak: ## the same tests with large repetition counts; resumable, with a summary
 	@scripts/soak.sh

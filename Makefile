@@ -18,8 +18,8 @@ build: setup ## build the programs into target/release
 quickstart: ## install, build, start a daemon, fork machines, print timings
 	@scripts/quickstart.sh
 
-test: ## install, build, run the unit tests and the tests with real guests
-	@scripts/test.sh
+test: ## install, build, run the unit tests and the tests with real guests; one of them: make test ONLY=boot::one_vcpu
+	@scripts/test.sh $(if $(ONLY),'$(ONLY)')
 
 soak: ## the tests with real guests with large counts; an interrupted run resumes
 	@scripts/soak.sh

@@ -28,10 +28,23 @@ provide_daemon() {
 
 daemon_url() { machine status --json | sed -n 's/^ *"port": \([0-9]*\),$/http:\/\/127.0.0.1:\1/p'; }
 
+# All of them begin with this, unless a run names others.
+daemon_only=daemon
+
+# The names in the order of the runs. `list_daemon_cases [PART…]` prints those that begin with a part.
+list_daemon_cases() {
+    local part
+    if [ $# -eq 0 ]; then set -- ''; fi
+    for part in "$@"; do
+        sed -n 's/^ *daemon_case "\([^"]*\)".*/\1/p' "$root/scripts/daemon-tests.sh" | awk -v part="$part" 'index($0, part) == 1'
+    done | awk '!seen[$0]++'
+}
+
 # `daemon_case NAME COMMAND…`: its last line counts. A soak says what it does meanwhile, and remembers what has passed.
 daemon_case() {
     local name=$1 log=$work/daemon.log begin failed_before=$failed
     shift
+    if [[ $name != "$daemon_only"* ]]; then return; fi
     if [ -n "$soak" ] && grep -qxF "$name" "$daemon_done"; then
         say "    $name: passed before"
         passed=$((passed + 1))
@@ -44,6 +57,7 @@ daemon_case() {
     else
         "$@" >"$log" 2>&1 </dev/null || true
     fi
+    took "$name" $(($(now_ms) - begin))
     if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))

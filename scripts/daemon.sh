@@ -40,7 +40,7 @@ copy_in() { "$bin/forkd" machine cp "$1" ":$2" </dev/null; }
 # Machine and daemon stay.
 need_daemon() {
     local kvm
-    kvm=$(cargo run -q --release -p xtask -- probe)
+    kvm=$(probe_kvm)
     if [ "$kvm" != native ]; then
         say "    /dev/kvm is $kvm: guests run in a machine"
         step "machine" "$bin/forkd" machine start

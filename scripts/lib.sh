@@ -12,6 +12,9 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
 # Where the QEMU of this system is too old, set-up puts one here.
 if [ -x "$cache/qemu/bin/qemu-system-x86_64" ]; then PATH=$cache/qemu/bin:$PATH; fi
 
+# The unit tests, as cargo is told: without examples, and without documentation tests, which nextest does not run either.
+unit_test_targets=(--lib --bins --tests)
+
 say() { printf '%s\n' "$*" >&2; }
 die() {
     printf 'error: %s\n' "$1" >&2
@@ -21,6 +24,13 @@ die() {
     exit 1
 }
 have() { command -v "$1" >/dev/null 2>&1; }
+
+# What this host's KVM can do, as one word: native, interpreting, forbidden, absent or broken.
+probe_kvm() {
+    # It exits with 1 where something is missing.
+    { "$bin/forkd" doctor --json </dev/null 2>/dev/null || true; } |
+        sed -n '/"name": "kvm"/,/"detail"/s/^ *"detail": "\([a-z]*\).*/\1/p' | grep . || die "forkd doctor says nothing about KVM"
+}
 
 # Milliseconds since the epoch. Not bash's SECONDS: that one can be set from outside.
 now_ms() { printf '%s' "$((${EPOCHREALTIME/[.,]/} / 1000))"; }
@@ -98,6 +108,16 @@ trap 'end_group; run_end_actions' EXIT
 
 # ---- steps
 
+# `took NAME MILLISECONDS`: notes a part of a run in the file that FORKD_PARTS names, for `slowest`.
+took() { if [ -n "${FORKD_PARTS:-}" ]; then printf '%d\t%s\n' "$2" "$1" >>"$FORKD_PARTS"; fi; }
+
+# `slowest COUNT`: prints the parts that took longest.
+slowest() {
+    [ -s "${FORKD_PARTS:-}" ] || return 0
+    say "slowest parts:"
+    sort -rn "$FORKD_PARTS" | head -n "$1" | awk -F '\t' '{ printf "    %8.1f s  %s\n", $1 / 1000, $2 }' >&2
+}
+
 # `step NAME COMMAND…`: announces, runs, and says how long it took.
 step() {
     local name=$1 begin status=0
@@ -105,6 +125,7 @@ step() {
     begin=$(now_ms)
     say "==> $name"
     run "$@" || status=$?
+    took "$name" $(($(now_ms) - begin))
     if [ "$status" -eq 0 ]; then
         say "    $name: $(elapsed "$begin")"
     else

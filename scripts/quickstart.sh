@@ -5,6 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$root/scripts/daemon.sh"
 
 step "set-up" scripts/setup.sh
-step "build" scripts/build.sh
+# Only what the demonstration runs: a first build of everything takes minutes longer.
+step "build" scripts/build.sh forkd forkd-controller forkd-vmm forkd-spawn forkd-image
 need_daemon
 run "$bin/forkd" quickstart "$@"

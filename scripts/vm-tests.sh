@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The one place that runs the scenarios with real guests (tests/e2e) and the tests of the daemon from outside
 # (daemon-tests.sh): directly where the host's KVM is native, otherwise in machines, which end with the run. An emulated
-# machine has one processor, so there are two of them. Arguments choose scenarios by parts of their names; `daemon` alone
-# leaves the scenarios out, `--list` only lists them. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
+# machine has one processor, so there are two of them. Arguments choose scenarios by parts of their names. A first argument
+# that begins with `daemon` leaves the scenarios out and chooses tests of the daemon: `daemon` all of them, `daemon: many`
+# those whose names begin so. `--list` lists names and runs nothing. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
 #
 # With --soak first: large repetition counts; what has passed with these programs is remembered.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -53,8 +54,11 @@ fill_todo() {
     local name
     done_list=$(passed_before forkd-vmm forkd-spawn forkd-agent forkd-e2e)
     # The longest first: the tests of the daemon are many and share a machine.
-    if [ $# -eq 0 ] || [ "$1" = daemon ]; then printf 'daemon\n' >>"$work/todo"; fi
-    if [ "${1:-}" = daemon ]; then return; fi
+    if [ $# -eq 0 ] || [[ $1 == daemon* ]]; then printf 'daemon\n' >>"$work/todo"; fi
+    if [[ ${1:-} == daemon* ]]; then
+        daemon_only=$1
+        return
+    fi
     while read -r name; do
         if grep -qxF "$name" "$done_list"; then
             say "    $name: passed before"
@@ -81,6 +85,7 @@ on_host() { FORKD_ASSETS=$assets FORKD_SOAK=$soak "$bin/forkd-e2e" --exact "$1" 
 # What a scenario measured is worth a line; what the parts of forkd logged meanwhile is not, unless it failed.
 show() {
     local verdict=$1 name=$2 log=$3 begin=$4
+    took "scenario $name" $(($(now_ms) - begin))
     {
         printf 'test %-46s ... %s (%s)\n' "$name" "$verdict" "$(elapsed "$begin")"
         if [ "$verdict" = ok ]; then
@@ -154,13 +159,14 @@ workers() {
 if [ "${1:-}" = --list ]; then
     shift
     list_scenarios "$@"
+    list_daemon_cases "$@"
     exit
 fi
 
 make_assets
 fill_todo "$@"
 total=$(wc -l <"$work/todo")
-kvm=$(cargo run -q --release -p xtask -- probe)
+kvm=$(probe_kvm)
 if [ "$kvm" = native ]; then
     say "    guests run directly on /dev/kvm"
     place=on_host

@@ -167,7 +167,8 @@ struct Help {
 impl Help {
     fn new(root: &Path) -> anyhow::Result<Self> {
         let status = Command::new("cargo")
-            .args(["build", "-q", "--release", "-p", "forkd-cli"])
+            // The selection of scripts/build.sh, so that both share their compiled dependencies.
+            .args(["build", "-q", "--release", "--workspace", "--bin", "forkd"])
             .current_dir(root)
             .status()
             .context("cannot run cargo")?;

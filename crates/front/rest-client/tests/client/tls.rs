@@ -15,8 +15,8 @@ use tokio_tungstenite::accept_hdr_async;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 
-const CERT: &[u8] = include_bytes!("data/localhost.pem");
-const KEY: &[u8] = include_bytes!("data/localhost.key");
+const CERT: &[u8] = include_bytes!("../data/localhost.pem");
+const KEY: &[u8] = include_bytes!("../data/localhost.key");
 
 /// Offers HTTP/2 like the daemon does, and serves the first connection that gets past its handshake.
 async fn listen() -> (Target, tokio::task::JoinHandle<()>) {

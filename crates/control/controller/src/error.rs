@@ -226,7 +226,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::ChainTooLong { .. } | StoreError::Limit { .. } => ErrorCode::LimitReached,
         StoreError::NoImage { .. } => ErrorCode::ImageNotFound,
         error if error.is_no_space() => ErrorCode::NoSpace,
-        StoreError::Io { .. } | StoreError::InUse { .. } | StoreError::Format { .. } => {
+        StoreError::Path(_) | StoreError::InUse { .. } | StoreError::Format { .. } => {
             ErrorCode::Internal
         }
     }

@@ -4,19 +4,19 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use forkd_types::Digest;
+use forkd_types::{Digest, path_error};
 
 use crate::durable;
-use crate::error::{StoreError, io_error};
+use crate::error::StoreError;
 use crate::layout::Layout;
 use crate::manifest::BlobRef;
 use crate::sparse::{Sizes, page_digest, sizes};
 
 /// Hashes a file.
 pub fn hash(path: &Path) -> Result<BlobRef, StoreError> {
-    let file = File::open(path).map_err(io_error("open", path))?;
-    let digest = page_digest(&file).map_err(io_error("read", path))?;
-    let bytes = file.metadata().map_err(io_error("read", path))?.len();
+    let file = File::open(path).map_err(path_error("open", path))?;
+    let digest = page_digest(&file).map_err(path_error("read", path))?;
+    let bytes = file.metadata().map_err(path_error("read", path))?.len();
     Ok(BlobRef { digest, bytes })
 }
 
@@ -32,13 +32,13 @@ pub fn link(
     let name = layout.blob(&blob.digest);
     match std::fs::hard_link(path, &name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        other => return other.map_err(io_error("link", path)),
+        other => return Ok(other.map_err(path_error("link", path))?),
     }
     if was_durable || hash(&name)? == *blob {
         return Ok(());
     }
-    std::fs::remove_file(&name).map_err(io_error("remove", &name))?;
-    std::fs::hard_link(path, &name).map_err(io_error("link", path))
+    std::fs::remove_file(&name).map_err(path_error("remove", &name))?;
+    Ok(std::fs::hard_link(path, &name).map_err(path_error("link", path))?)
 }
 
 /// Makes the content of blobs durable, and that they are there.
@@ -47,9 +47,9 @@ pub fn sync(layout: &Layout, digests: &[Digest]) -> Result<(), StoreError> {
         let path = layout.blob(digest);
         File::open(&path)
             .and_then(|file| file.sync_all())
-            .map_err(io_error("sync", path))?;
+            .map_err(path_error("sync", path))?;
     }
-    durable::sync_dir(&layout.blobs())
+    Ok(durable::sync_dir(&layout.blobs())?)
 }
 
 /// How big a blob is; `None` if there is no such blob.
@@ -58,7 +58,7 @@ pub fn stat(layout: &Layout, digest: &Digest) -> Result<Option<Sizes>, StoreErro
     match File::open(&path).and_then(|file| sizes(&file)) {
         Ok(sizes) => Ok(Some(sizes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error("open", path)(error)),
+        Err(error) => Err(path_error("open", path)(error).into()),
     }
 }
 
@@ -66,8 +66,8 @@ pub fn stat(layout: &Layout, digest: &Digest) -> Result<Option<Sizes>, StoreErro
 pub fn list(layout: &Layout) -> Result<Vec<Digest>, StoreError> {
     let dir = layout.blobs();
     let mut all = Vec::new();
-    for entry in std::fs::read_dir(&dir).map_err(io_error("read", &dir))? {
-        let entry = entry.map_err(io_error("read", &dir))?;
+    for entry in std::fs::read_dir(&dir).map_err(path_error("read", &dir))? {
+        let entry = entry.map_err(path_error("read", &dir))?;
         let name = entry.file_name();
         if let Some(digest) = name
             .to_str()

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use forkd_types::Tag;
+use forkd_types::{Tag, path_error};
 use proptest::prelude::*;
 
 use crate::error::StoreError;
@@ -35,11 +35,7 @@ impl Fuse {
     pub fn step(&self) -> Result<(), StoreError> {
         if self.0.fetch_sub(1, Ordering::Relaxed) <= 1 {
             self.0.store(0, Ordering::Relaxed);
-            return Err(StoreError::Io {
-                action: "live on at",
-                path: "this step".into(),
-                source: io::Error::other("dead"),
-            });
+            return Err(path_error("live on at", "this step")(io::Error::other("dead")).into());
         }
         Ok(())
     }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use forkd_types::Tag;
+use forkd_types::{Tag, path_error};
 
 use crate::blobs;
-use crate::error::{StoreError, io_error};
+use crate::error::StoreError;
 use crate::manifest::{BlobRef, Manifest};
-use crate::store::{Entry, Store};
+use crate::store::Store;
+use crate::tags::Entry;
 
 /// What can be said about a tag.
 #[derive(Debug, Clone)]
@@ -108,7 +109,7 @@ impl Store {
     /// What the store holds.
     pub fn usage(&self) -> Result<Usage, StoreError> {
         let root = self.layout().root();
-        let fs = rustix::fs::statvfs(root).map_err(io_error("look at", root))?;
+        let fs = rustix::fs::statvfs(root).map_err(path_error("look at", root))?;
         Ok(Usage {
             snapshots: self.list().len() as u64,
             free: fs.f_bavail.saturating_mul(fs.f_frsize),

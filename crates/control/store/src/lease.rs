@@ -1,9 +1,10 @@
 //! Blobs in use.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use forkd_types::Digest;
+use parking_lot::{Mutex, MutexGuard};
 
 /// How often each blob is held.
 #[derive(Debug, Clone, Default)]
@@ -42,7 +43,7 @@ impl Leases {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -14,18 +14,23 @@
 //! manifest names it and no [`Lease`] holds it.
 
 mod blobs;
+mod collect;
 mod durable;
 mod error;
+mod format;
 mod fsck;
 mod images;
 mod info;
+mod ingest;
 mod layout;
 mod lease;
+mod lineage;
 mod manifest;
 mod merge;
 mod sparse;
 mod staging;
 mod store;
+mod tags;
 
 #[cfg(test)]
 mod crash_tests;
@@ -34,6 +39,7 @@ pub use error::StoreError;
 pub use fsck::FsckFindings;
 pub use images::Image;
 pub use info::{Detail, Usage};
+pub use ingest::Ingested;
 pub use layout::Layout;
 pub use lease::Lease;
 pub use manifest::{
@@ -43,4 +49,5 @@ pub use manifest::{
 pub use merge::{MergeError, merge_layers};
 pub use sparse::{Sizes, copy_part, page_digest, sizes};
 pub use staging::Staging;
-pub use store::{Deletion, Entry, Ingested, Published, Store};
+pub use store::Store;
+pub use tags::{Deletion, Entry, Published};

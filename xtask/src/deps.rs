@@ -1,7 +1,8 @@
 //! Which crate may use which. The folder names are the architecture; this table keeps them true.
 //!
-//! `base` holds system-call helpers without product knowledge, `contract` is shared, `front` speaks HTTP to the daemon, `control` starts the programs of `host` and never links
-//! them, `guest` knows nothing of the outside but the protocol it speaks.
+//! `base` holds system-call helpers without product knowledge, `contract` is shared, `front` speaks HTTP to the daemon,
+//! `control` starts the programs of `host` and never links them, `guest` knows nothing of the outside but the protocol it
+//! speaks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;

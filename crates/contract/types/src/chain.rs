@@ -1,17 +1,20 @@
 //! One line for an error and its causes.
 
 use std::error::Error;
-use std::fmt::Write;
 
 /// Joins the message of an error and of each `source()` below it with `": "`.
 ///
-/// Errors in this workspace do not repeat their source in their own message, so the chain names each cause once.
+/// Errors of this workspace do not repeat their source in their message, but some of other crates do. A cause that the
+/// text ends with already is left out.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        // Writing to a `String` does not fail.
-        let _ = write!(text, ": {cause}");
+        let message = cause.to_string();
+        if !text.ends_with(&message) {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
         next = cause.source();
     }
     text
@@ -40,5 +43,10 @@ mod tests {
             source: Some(Box::new(inner)),
         };
         assert_eq!(chain(&outer), "cannot write a: disk full");
+        let repeating = Link {
+            name: "failed: cannot write a",
+            source: Some(Box::new(outer)),
+        };
+        assert_eq!(chain(&repeating), "failed: cannot write a: disk full");
     }
 }

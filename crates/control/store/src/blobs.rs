@@ -6,11 +6,12 @@ use std::path::Path;
 
 use forkd_types::{Digest, path_error};
 
+use crate::digest::page_digest;
 use crate::durable;
 use crate::error::StoreError;
 use crate::layout::Layout;
 use crate::manifest::BlobRef;
-use crate::sparse::{Sizes, page_digest, sizes};
+use crate::sparse::Sizes;
 
 /// Hashes a file.
 pub fn hash(path: &Path) -> Result<BlobRef, StoreError> {
@@ -20,25 +21,30 @@ pub fn hash(path: &Path) -> Result<BlobRef, StoreError> {
     Ok(BlobRef { digest, bytes })
 }
 
-/// Gives a file its second name, that of its content. Nothing is durable yet.
+/// Renames a draft to the name of its content. Nothing is durable yet. False if the blob is there already: then the
+/// draft stays.
 ///
-/// A blob that is there already is the same content, if it has once been durable; else it may be what a power cut left.
-pub fn link(
+/// A blob that has been durable is the content its name says. Any other may be the remains of a power cut: its content
+/// is compared, and the draft replaces it if it differs.
+pub fn enter(
     layout: &Layout,
-    path: &Path,
+    draft: &Path,
     blob: &BlobRef,
     was_durable: bool,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     let name = layout.blob(&blob.digest);
-    match std::fs::hard_link(path, &name) {
+    match durable::rename_new(draft, &name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        other => return Ok(other.map_err(path_error("link", path))?),
+        other => {
+            other.map_err(path_error("rename to", name))?;
+            return Ok(true);
+        }
     }
     if was_durable || hash(&name)? == *blob {
-        return Ok(());
+        return Ok(false);
     }
-    std::fs::remove_file(&name).map_err(path_error("remove", &name))?;
-    Ok(std::fs::hard_link(path, &name).map_err(path_error("link", path))?)
+    std::fs::rename(draft, &name).map_err(path_error("rename to", name))?;
+    Ok(true)
 }
 
 /// Makes the content of blobs durable, and that they are there.
@@ -55,10 +61,10 @@ pub fn sync(layout: &Layout, digests: &[Digest]) -> Result<(), StoreError> {
 /// How big a blob is; `None` if there is no such blob.
 pub fn stat(layout: &Layout, digest: &Digest) -> Result<Option<Sizes>, StoreError> {
     let path = layout.blob(digest);
-    match File::open(&path).and_then(|file| sizes(&file)) {
-        Ok(sizes) => Ok(Some(sizes)),
+    match std::fs::symlink_metadata(&path) {
+        Ok(meta) => Ok(Some(meta.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(path_error("open", path)(error).into()),
+        Err(error) => Err(path_error("look at", path)(error).into()),
     }
 }
 

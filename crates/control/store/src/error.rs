@@ -60,6 +60,9 @@ pub enum StoreError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// The content of a blob has changed on disk.
+    #[error("the content of {digest} does not match its digest")]
+    Damaged { digest: Digest },
     /// Other tags build on this one.
     #[error("{} build on {tag}", list(dependents))]
     HasDependents {

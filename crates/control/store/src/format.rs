@@ -13,7 +13,7 @@ use crate::error::StoreError;
 use crate::layout::Layout;
 
 /// Version of the directory. Another version is refused: nothing converts one.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct FormatFile {

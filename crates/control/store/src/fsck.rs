@@ -7,8 +7,8 @@ use std::io;
 use forkd_types::{Digest, Tag, chain};
 
 use crate::blobs;
+use crate::digest::page_digest;
 use crate::error::StoreError;
-use crate::sparse::page_digest;
 use crate::store::Store;
 use crate::tags::read_manifest;
 

@@ -15,10 +15,13 @@
 
 mod blobs;
 mod collect;
+mod digest;
+mod draft;
 mod durable;
 mod error;
 mod format;
 mod fsck;
+mod hashed;
 mod images;
 mod info;
 mod ingest;
@@ -34,12 +37,15 @@ mod tags;
 
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod ingest_tests;
 
+pub use digest::page_digest;
 pub use error::StoreError;
 pub use fsck::FsckFindings;
 pub use images::Image;
 pub use info::{Detail, Usage};
-pub use ingest::Ingested;
+pub use ingest::{Ingested, volatile_file};
 pub use layout::Layout;
 pub use lease::Lease;
 pub use manifest::{
@@ -47,7 +53,7 @@ pub use manifest::{
     SCHEMA, Source, Versions,
 };
 pub use merge::{MergeError, merge_layers};
-pub use sparse::{Sizes, copy_part, page_digest, sizes};
+pub use sparse::{Sizes, copy_part, sizes};
 pub use staging::Staging;
 pub use store::Store;
 pub use tags::{Deletion, Entry, Published};

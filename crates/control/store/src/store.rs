@@ -3,22 +3,19 @@
 //! Lock order, outermost first: `commit`, `tags`, `durable`, `hashed`, the table inside [`Leases`]. A thread that holds
 //! one of them takes only locks that stand after it. Only `commit` is held across I/O.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 
 use forkd_types::{Digest, Tag};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::error::StoreError;
+use crate::hashed::Hashed;
 use crate::layout::Layout;
 use crate::lease::{Lease, Leases};
-use crate::manifest::BlobRef;
 use crate::staging::Staging;
 use crate::tags::Entry;
 use crate::{durable, format};
-
-/// What a file was when it was hashed: device, inode, length, change time.
-pub(crate) type FileKey = (u64, u64, u64, i64, i64);
 
 /// Snapshots on disk.
 #[derive(Debug)]
@@ -29,7 +26,7 @@ pub struct Store {
     /// Held while names of blobs and tags change, so that collection never sees a blob between its
     /// arrival and its first lease.
     commit: Mutex<()>,
-    pub(crate) hashed: Mutex<HashMap<FileKey, BlobRef>>,
+    pub(crate) hashed: Mutex<Hashed>,
     /// Blobs that survive a power cut. The others become so with the first tag that names them.
     pub(crate) durable: Mutex<BTreeSet<Digest>>,
     /// The most that blobs may take on disk for one more tag to be made.

@@ -1,6 +1,7 @@
 //! One file on its way into the store.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use forkd_types::path_error;
@@ -15,32 +16,36 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// A name that no file has.
-    fn at(staging: &Path) -> Self {
-        let name = format!("{:016x}.draft", rand::random::<u64>());
-        Self {
-            path: staging.join(name),
-            keep: false,
-        }
-    }
-
     /// A new empty file, open for writing.
     pub fn create(staging: &Path) -> Result<(Self, File), StoreError> {
-        let draft = Self::at(staging);
+        let path = new_path(staging);
         let file = File::options()
             .read(true)
             .write(true)
             .create_new(true)
-            .open(&draft.path)
-            .map_err(path_error("create", &draft.path))?;
-        Ok((draft, file))
+            .open(&path)
+            .map_err(path_error("create", &path))?;
+        Ok((Self { path, keep: false }, file))
     }
 
     /// A second name of an existing file.
     pub fn link(staging: &Path, path: &Path) -> Result<Self, StoreError> {
-        let draft = Self::at(staging);
-        std::fs::hard_link(path, &draft.path).map_err(path_error("link", path))?;
-        Ok(draft)
+        let name = new_path(staging);
+        std::fs::hard_link(path, &name).map_err(path_error("link", path))?;
+        Ok(Self {
+            path: name,
+            keep: false,
+        })
+    }
+
+    /// An existing file, moved here to be removed. A name without a file is taken as removed.
+    pub fn take(staging: &Path, path: &Path) -> Result<Self, StoreError> {
+        let name = new_path(staging);
+        let keep = match std::fs::rename(path, &name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            other => other.map(|()| false).map_err(path_error("remove", path))?,
+        };
+        Ok(Self { path: name, keep })
     }
 
     pub fn path(&self) -> &Path {
@@ -51,6 +56,11 @@ impl Draft {
     pub fn forget(mut self) {
         self.keep = true;
     }
+}
+
+/// A name that no file has.
+fn new_path(staging: &Path) -> PathBuf {
+    staging.join(format!("{:016x}.draft", rand::random::<u64>()))
 }
 
 impl Drop for Draft {

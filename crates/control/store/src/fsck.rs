@@ -31,6 +31,10 @@ impl Store {
     pub fn fsck(&self, deep: bool) -> Result<FsckFindings, StoreError> {
         let mut findings = FsckFindings::default();
         let mut damaged = BTreeMap::new();
+        {
+            let _commit = self.commit();
+            self.blobs.lock().reload(&self.layout)?;
+        }
         if deep {
             self.scrub(&mut findings, &mut damaged)?;
         }

@@ -141,8 +141,11 @@ impl Store {
             self.step()?;
             let _commit = self.commit();
             let lease = self.leases.hold([blob.digest]);
-            let trusted = self.durable.lock().contains(&blob.digest);
+            let trusted = self.blobs.lock().is_durable(&blob.digest);
             let moved = blobs::enter(&self.layout, draft.path(), &blob, trusted)?;
+            if moved && let Some(sizes) = blobs::stat(&self.layout, &blob.digest)? {
+                self.blobs.lock().insert(blob.digest, sizes);
+            }
             self.step()?;
             Ok((Ingested { blob, lease }, moved))
         })();

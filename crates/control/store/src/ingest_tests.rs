@@ -67,7 +67,7 @@ fn a_copy_keeps_its_holes() {
     file.write_all_at(&[1; 4096], 100 << 20).unwrap();
     let ingested = store.ingest_file(&file).unwrap();
     assert_eq!(ingested.blob.bytes, 256 << 20);
-    assert!(store.physical(&ingested.blob).unwrap() < 1 << 20);
+    assert!(store.physical(&ingested.blob) < 1 << 20);
 }
 
 /// The writer of a memfd that was sealed is refused; nothing is copied.

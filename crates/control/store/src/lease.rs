@@ -37,6 +37,11 @@ impl Leases {
         self.lock().counts.contains_key(digest)
     }
 
+    /// Notes that a blob may have come free for another reason than the end of a lease.
+    pub fn note_freed(&self) {
+        self.lock().freed = true;
+    }
+
     /// Whether any blob has come free since this was last asked.
     pub fn take_freed(&self) -> bool {
         std::mem::take(&mut self.lock().freed)

@@ -1,14 +1,15 @@
 //! The store as one value, and its locks.
 //!
-//! Lock order, outermost first: `commit`, `tags`, `durable`, `hashed`, the table inside [`Leases`]. A thread that holds
+//! Lock order, outermost first: `commit`, `tags`, `blobs`, `hashed`, the table inside [`Leases`]. A thread that holds
 //! one of them takes only locks that stand after it. Only `commit` is held across I/O.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 
 use forkd_types::{Digest, Tag};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::blobs::BlobTable;
 use crate::error::StoreError;
 use crate::hashed::Hashed;
 use crate::layout::Layout;
@@ -27,8 +28,7 @@ pub struct Store {
     /// arrival and its first lease.
     commit: Mutex<()>,
     pub(crate) hashed: Mutex<Hashed>,
-    /// Blobs that survive a power cut. The others become so with the first tag that names them.
-    pub(crate) durable: Mutex<BTreeSet<Digest>>,
+    pub(crate) blobs: Mutex<BlobTable>,
     /// The most that blobs may take on disk for one more tag to be made.
     limit: Option<u64>,
     /// Keeps other daemons out.
@@ -54,12 +54,13 @@ impl Store {
             tags: RwLock::default(),
             commit: Mutex::default(),
             hashed: Mutex::default(),
-            durable: Mutex::default(),
+            blobs: Mutex::default(),
             limit: None,
             _lock: lock,
             #[cfg(test)]
             fuse: crate::crash_tests::Fuse::default(),
         };
+        store.blobs.lock().reload(&store.layout)?;
         store.load()?;
         Ok(store)
     }

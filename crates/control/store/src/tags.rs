@@ -78,8 +78,9 @@ impl Store {
         self.make_durable(&manifest)?;
         self.step()?;
         let staging = self.stage()?;
+        self.check_limit()?;
         let result = self.write_tag(&staging, manifest);
-        if result.is_ok() || self.is_dead() {
+        if self.is_dead() || !staging.path().exists() {
             staging.forget();
         }
         result
@@ -95,12 +96,20 @@ impl Store {
 
     fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let fresh: Vec<Digest> = {
-            let durable = self.durable.lock();
+            let blobs = self.blobs.lock();
             let digests = manifest.digests();
-            digests.filter(|digest| !durable.contains(digest)).collect()
+            digests.filter(|digest| !blobs.is_durable(digest)).collect()
         };
         blobs::sync(&self.layout, &fresh)?;
-        self.durable.lock().extend(fresh);
+        for digest in fresh {
+            // Blocks are often allocated when the data is written back.
+            let sizes = blobs::stat(&self.layout, &digest)?;
+            let mut blobs = self.blobs.lock();
+            if let Some(sizes) = sizes {
+                blobs.insert(digest, sizes);
+            }
+            blobs.set_durable(&digest);
+        }
         Ok(())
     }
 
@@ -117,9 +126,9 @@ impl Store {
         durable::write_new(&staging.file(CHECKSUM), sum.as_bytes())?;
         durable::sync_dir(staging.path())?;
         self.step()?;
-        let _commit = self.commit();
+        let commit = self.commit();
         self.check_blobs(&manifest)?;
-        self.check_limit()?;
+        self.within_limit()?;
         let target = self.layout.snapshot(&manifest.tag);
         match durable::rename_new(staging.path(), &target) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -127,14 +136,23 @@ impl Store {
             }
             other => other.map_err(path_error("rename to", &target))?,
         }
-        self.step()?;
-        durable::sync_dir(&self.layout.snapshots())?;
-        self.step()?;
         let published = self.leased(Arc::new(manifest));
         let manifest = Arc::clone(&published.manifest);
         self.tags_mut()
             .insert(manifest.tag.clone(), Entry::Whole(manifest));
+        drop(commit);
+        self.step()?;
+        // The tag is visible from the rename on. If this fails it stays in the map, so that its blobs stay too: after a
+        // power cut it is either gone or whole, but never without its content.
+        self.sync_snapshots()?;
+        self.step()?;
         Ok(published)
+    }
+
+    fn sync_snapshots(&self) -> Result<(), StoreError> {
+        #[cfg(test)]
+        self.fuse.sync()?;
+        Ok(durable::sync_dir(&self.layout.snapshots())?)
     }
 
     /// A tag, with a lease on its blobs.
@@ -164,7 +182,8 @@ impl Store {
         self.tags().values().cloned().collect()
     }
 
-    /// Removes a tag and what nobody else needs. Gives the tags that went, in order.
+    /// Removes a tag. Its blobs go with the next collection, unless another tag or a lease needs them. Returns the tags
+    /// that were removed, in order.
     pub fn delete(&self, tag: &Tag, deletion: Deletion) -> Result<Vec<Tag>, StoreError> {
         if !self.contains(tag) {
             return Err(StoreError::NotFound { tag: tag.clone() });
@@ -186,7 +205,6 @@ impl Store {
         for tag in &order {
             self.remove_tag(tag)?;
         }
-        self.collect()?;
         Ok(order)
     }
 
@@ -202,8 +220,9 @@ impl Store {
             other => other.map_err(path_error("remove", &from))?,
         }
         self.step()?;
-        durable::sync_dir(&self.layout.snapshots())?;
+        self.sync_snapshots()?;
         self.tags_mut().remove(tag);
+        self.leases.note_freed();
         self.step()?;
         if trash.exists() {
             std::fs::remove_dir_all(&trash).map_err(path_error("remove", &trash))?;
@@ -240,7 +259,11 @@ impl Store {
                 .and_then(|manifest| self.check_blobs(&manifest).map(|()| manifest));
             let entry = match checked {
                 Ok(manifest) => {
-                    self.durable.lock().extend(manifest.digests());
+                    let mut blobs = self.blobs.lock();
+                    for digest in manifest.digests() {
+                        blobs.set_durable(&digest);
+                    }
+                    drop(blobs);
                     Entry::Whole(Arc::new(manifest))
                 }
                 Err(error) => Entry::Broken {

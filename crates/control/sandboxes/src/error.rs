@@ -222,11 +222,13 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::NotFound { .. } => ErrorCode::SnapshotNotFound,
         StoreError::Exists { .. } => ErrorCode::AlreadyExists,
         StoreError::HasDependents { .. } => ErrorCode::HasDependents,
-        StoreError::Manifest { .. } | StoreError::Blob { .. } => ErrorCode::SnapshotBroken,
+        StoreError::Manifest { .. } | StoreError::Blob { .. } | StoreError::Damaged { .. } => {
+            ErrorCode::SnapshotBroken
+        }
         StoreError::ChainTooLong { .. } | StoreError::Limit { .. } => ErrorCode::LimitReached,
         StoreError::NoImage { .. } => ErrorCode::ImageNotFound,
         error if error.is_no_space() => ErrorCode::NoSpace,
-        StoreError::Io { .. } | StoreError::InUse { .. } | StoreError::Format { .. } => {
+        StoreError::Path(_) | StoreError::InUse { .. } | StoreError::Format { .. } => {
             ErrorCode::Internal
         }
     }
@@ -240,7 +242,7 @@ fn store_hint(error: &StoreError) -> Option<String> {
         StoreError::HasDependents { .. } => {
             "delete with cascade=true (--cascade) to remove them too, or force=true (--force) to leave them".into()
         }
-        StoreError::Blob { .. } => {
+        StoreError::Blob { .. } | StoreError::Damaged { .. } => {
             "POST /v1/store/fsck says what is damaged; delete the snapshot and build it again"
                 .into()
         }

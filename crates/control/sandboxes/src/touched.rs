@@ -6,10 +6,11 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
-use std::path::PathBuf;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use forkd_store::volatile_file;
 use forkd_types::Digest;
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::Command;
@@ -20,6 +21,8 @@ use crate::launch::FdList;
 
 /// What is being written has this ending.
 const UNFINISHED: &str = "new";
+/// The largest set that is kept, far above what a VMM writes.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// The recorded sets.
 #[derive(Debug)]
@@ -88,17 +91,12 @@ pub async fn record(app: &Arc<App>, vmm: &Vmm, state: Digest) {
     if !app.touched.begin(state) {
         return;
     }
-    let asked = ask(app, vmm, state).await;
+    let asked = ask(vmm).await;
     let app = Arc::clone(app);
     // The child need not wait for the disk.
     tokio::task::spawn_blocking(move || {
         let path = app.touched.path(&state);
-        let written = asked.and_then(|file| {
-            // A set that was cut off by a power failure would be refused at every fork.
-            file.sync_all()
-                .and_then(|()| std::fs::rename(path.with_extension(UNFINISHED), &path))
-                .map_err(Error::io("write", &path))
-        });
+        let written = asked.and_then(|file| keep(&file, &path).map_err(Error::io("write", &path)));
         if let Err(error) = written {
             tracing::warn!(%state, error = error.chain(), "touched pages not recorded");
         }
@@ -106,10 +104,9 @@ pub async fn record(app: &Arc<App>, vmm: &Vmm, state: Digest) {
     });
 }
 
-/// Has the VMM write its set to a new file.
-async fn ask(app: &App, vmm: &Vmm, state: Digest) -> Result<File, Error> {
-    let path = app.touched.path(&state).with_extension(UNFINISHED);
-    let file = File::create(&path).map_err(Error::io("create", &path))?;
+/// Has the VMM write its set to a file without a name.
+async fn ask(vmm: &Vmm) -> Result<File, Error> {
+    let file = volatile_file("touched").map_err(Error::io("create", "a file in memory"))?;
     let mut fds = FdList::default();
     let output = fds.push(&file);
     vmm.run(Command::WorkingSet { output }, &fds.finish()?)
@@ -118,9 +115,41 @@ async fn ask(app: &App, vmm: &Vmm, state: Digest) -> Result<File, Error> {
     Ok(file)
 }
 
+/// Copies a set to a file that no VMM has open: a VMM that was taken over must not choose later which pages the
+/// children of others load.
+fn keep(set: &File, path: &Path) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    let mut set = set;
+    set.seek(SeekFrom::Start(0))?;
+    set.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let unfinished = path.with_extension(UNFINISHED);
+    let mut file = File::create(&unfinished)?;
+    file.write_all(&bytes)?;
+    // A set that was cut off by a power failure would be refused at every fork.
+    file.sync_all()?;
+    std::fs::rename(unfinished, path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kept_set_is_not_the_file_of_the_vmm() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("set");
+        let mut written = volatile_file("set").unwrap();
+        written.write_all(b"pages").unwrap();
+        keep(&written, &path).unwrap();
+        written.write_all(b" and others").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"pages");
+        written.set_len(MAX_BYTES + 1).unwrap();
+        assert!(keep(&written, &path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"pages");
+    }
 
     #[test]
     fn sets_of_snapshots_that_are_gone_are_removed() {

@@ -1,9 +1,8 @@
 //! Why the store did not do what it was asked.
 
-use std::io;
 use std::path::PathBuf;
 
-use forkd_types::{Digest, Tag};
+use forkd_types::{Digest, PathError, Tag};
 use thiserror::Error;
 
 use crate::manifest::ManifestError;
@@ -12,16 +11,8 @@ use crate::manifest::ManifestError;
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// A file or directory could not be used.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// With which path.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// Another process uses the directory.
     #[error("{} is in use by another daemon", path.display())]
     InUse {
@@ -69,6 +60,9 @@ pub enum StoreError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// The content of a blob has changed on disk.
+    #[error("the content of {digest} does not match its digest")]
+    Damaged { digest: Digest },
     /// Other tags build on this one.
     #[error("{} build on {tag}", list(dependents))]
     HasDependents {
@@ -111,19 +105,6 @@ fn list(tags: &[Tag]) -> String {
 impl StoreError {
     /// The disk is full.
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull)
-    }
-}
-
-/// Puts the action and the path to an I/O error.
-pub(crate) fn io_error<E: Into<io::Error>>(
-    action: &'static str,
-    path: impl Into<PathBuf>,
-) -> impl FnOnce(E) -> StoreError {
-    let path = path.into();
-    move |source| StoreError::Io {
-        action,
-        path,
-        source: source.into(),
+        matches!(self, Self::Path(error) if error.is_no_space())
     }
 }

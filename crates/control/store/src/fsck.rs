@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 
-use forkd_types::{Digest, Tag};
+use forkd_types::{Digest, Tag, chain};
 
 use crate::blobs;
+use crate::digest::page_digest;
 use crate::error::StoreError;
-use crate::sparse::page_digest;
-use crate::store::{Store, chain, read_manifest};
+use crate::store::Store;
+use crate::tags::read_manifest;
 
 /// What a check found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,6 +31,10 @@ impl Store {
     pub fn fsck(&self, deep: bool) -> Result<FsckFindings, StoreError> {
         let mut findings = FsckFindings::default();
         let mut damaged = BTreeMap::new();
+        {
+            let _commit = self.commit();
+            self.blobs.lock().reload(&self.layout)?;
+        }
         if deep {
             self.scrub(&mut findings, &mut damaged)?;
         }

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use forkd_types::Tag;
+use forkd_types::{Tag, path_error};
 
-use crate::error::{StoreError, io_error};
+use crate::error::StoreError;
 use crate::sparse::{Sizes, sizes};
 use crate::store::Store;
 
@@ -37,7 +37,7 @@ impl Store {
                     name: name.to_string(),
                 });
             }
-            Err(error) => return Err(io_error("open", rootfs)(error)),
+            Err(error) => return Err(path_error("open", rootfs)(error).into()),
         };
         Ok(Image {
             name: name.clone(),
@@ -51,8 +51,8 @@ impl Store {
     pub fn images(&self) -> Result<Vec<Image>, StoreError> {
         let dir = self.layout().images();
         let mut all = Vec::new();
-        for entry in std::fs::read_dir(&dir).map_err(io_error("read", &dir))? {
-            let name = entry.map_err(io_error("read", &dir))?.file_name();
+        for entry in std::fs::read_dir(&dir).map_err(path_error("read", &dir))? {
+            let name = entry.map_err(path_error("read", &dir))?.file_name();
             let Some(name) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };

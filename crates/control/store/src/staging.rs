@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use crate::error::{StoreError, io_error};
+use forkd_types::path_error;
+
+use crate::error::StoreError;
 
 /// A directory that nobody sees; it goes away with this value unless it was renamed into place.
 #[derive(Debug)]
@@ -15,7 +17,7 @@ pub struct Staging {
 impl Staging {
     pub(crate) fn new(parent: &Path) -> Result<Self, StoreError> {
         let path = parent.join(format!("{:016x}", rand::random::<u64>()));
-        std::fs::create_dir(&path).map_err(io_error("create", &path))?;
+        std::fs::create_dir(&path).map_err(path_error("create", &path))?;
         Ok(Self { path, keep: false })
     }
 
@@ -32,12 +34,13 @@ impl Staging {
     /// A new file in it, open for reading and writing.
     pub fn create(&self, name: &str) -> Result<File, StoreError> {
         let path = self.file(name);
-        File::options()
+        let file = File::options()
             .read(true)
             .write(true)
             .create_new(true)
             .open(&path)
-            .map_err(io_error("create", path))
+            .map_err(path_error("create", path))?;
+        Ok(file)
     }
 
     /// Leaves it alone: it was renamed, or the process is as good as dead.

@@ -59,21 +59,24 @@ pub(super) struct DiskFiles {
 impl SnapshotFiles {
     /// Opens what the manifest names.
     pub fn open(store: &Store, touched: &Touched, manifest: &Manifest) -> Result<Self, Error> {
+        let failed = || format!("snapshot {} cannot be opened", manifest.tag);
         let open = |blob: &forkd_store::BlobRef| {
-            store.open_blob(&blob.digest).map_err(Error::store(format!(
-                "snapshot {} cannot be opened",
-                manifest.tag
-            )))
+            store
+                .open_blob(&blob.digest)
+                .map_err(Error::store(failed()))
         };
+        // These two say what the VMM does with all the rest, and are small.
+        let verified =
+            |blob: &forkd_store::BlobRef| store.open_verified(blob).map_err(Error::store(failed()));
         Ok(Self {
-            state: open(&manifest.state)?,
+            state: verified(&manifest.state)?,
             memory: manifest
                 .memory
                 .layers
                 .iter()
                 .map(open)
                 .collect::<Result<_, _>>()?,
-            index: manifest.memory.index.as_ref().map(open).transpose()?,
+            index: manifest.memory.index.as_ref().map(verified).transpose()?,
             disks: manifest
                 .disks
                 .iter()

@@ -58,7 +58,7 @@ pub fn flatten_memory(app: &App, manifest: &Manifest) -> Result<Option<Ingested>
     };
     write().map_err(Error::io("write", &path))?;
     app.store
-        .ingest(&path)
+        .ingest_own(&path)
         .map(Some)
         .map_err(Error::store("the flat memory could not be stored"))
 }
@@ -99,7 +99,7 @@ pub fn merge_layers(app: &App, layers: &[BlobRef]) -> Result<Ingested, Error> {
         ),
     })?;
     app.store
-        .ingest(&path)
+        .ingest_own(&path)
         .map_err(Error::store("the merged disk layer could not be stored"))
 }
 

@@ -19,7 +19,7 @@ pub fn info(app: &App, manifest: &Manifest) -> SnapshotInfo {
     let physical: u64 = manifest
         .blobs()
         .iter()
-        .filter_map(|blob| app.store.physical(blob).ok())
+        .map(|blob| app.store.physical(blob))
         .sum();
     let (branched_from, pause_us) = match &manifest.origin {
         Origin::Boot { .. } | Origin::Import => (None, None),

@@ -128,7 +128,7 @@ async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error>
         let ingested = if same {
             // Another file system does not share names; then it is copied.
             app.store
-                .ingest(&path)
+                .ingest_own(&path)
                 .or_else(|_| app.store.ingest_copy(&path))
         } else {
             app.store.ingest_copy(&path)

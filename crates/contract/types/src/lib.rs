@@ -5,6 +5,7 @@
 
 mod digest;
 mod dirs;
+mod engine;
 mod id;
 pub mod layer;
 mod size;
@@ -12,6 +13,7 @@ mod tag;
 
 pub use digest::{Digest, InvalidDigest};
 pub use dirs::data_dir;
+pub use engine::{Engine, InvalidEngine};
 pub use id::{InvalidSandboxId, SandboxId};
 pub use size::{InvalidSize, MiB, PAGE_SIZE};
 pub use tag::{InvalidTag, Tag};

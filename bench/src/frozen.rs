@@ -6,10 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use anyhow::Context;
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client};
 use forkd_vmm_proto::{
-    BootSpec, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, RestoreSpec, Shape, VsockSpec,
+    BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, MemoryImage, PageIndex, RestoreSpec,
+    Shape, VsockSpec,
 };
 
 use crate::spawned::beside;
@@ -59,6 +60,7 @@ impl Frozen {
     /// Loads a program as the kernel, and freezes the machine there.
     pub fn new(work: &Path, memory: MiB, program: &[u8]) -> anyhow::Result<Self> {
         let shape = Shape {
+            engine: Engine::FORKD,
             memory,
             vcpus: 1,
             cpu: CpuModel::Host,
@@ -86,9 +88,7 @@ impl Frozen {
         let spec = CutSpec {
             state: attach.add(&state),
             memory: attach.add(&image),
-            only_changed: false,
-            onto: 0,
-            index: None,
+            extent: CutExtent::All,
             new_layers: Vec::new(),
             resume: false,
         };

@@ -9,7 +9,8 @@ use forkd_types::MiB;
 use forkd_vmm::client::{Attach, Client};
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
-    CheckpointSpec, Command, CutReport, CutSpec, Reply, RollbackReport, RollbackSpec,
+    CheckpointSpec, Command, CutExtent, CutReport, CutSpec, ImageId, Reply, RollbackReport,
+    RollbackSpec,
 };
 
 use crate::frozen::{self, Frozen, Surroundings};
@@ -53,15 +54,16 @@ impl Running {
     }
 
     /// Cuts onto the last cut.
-    fn cut(&mut self, onto: u64) -> anyhow::Result<CutReport> {
+    fn cut(&mut self, onto: ImageId) -> anyhow::Result<CutReport> {
         let (state, memory, index) = (self.file()?, self.file()?, self.file()?);
         let mut attach = Attach::new();
         let spec = CutSpec {
             state: attach.add(&state),
             memory: attach.add(&memory),
-            only_changed: true,
-            onto,
-            index: Some(attach.add(&index)),
+            extent: CutExtent::Since {
+                image: onto,
+                index: attach.add(&index),
+            },
             new_layers: Vec::new(),
             resume: true,
         };
@@ -102,7 +104,7 @@ impl Running {
 pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Result<Cut> {
     let mut vm = Running::start(work, memory, dirty, true)?;
     let (mut pauses, mut parts) = (Vec::new(), Vec::new());
-    let mut onto = 0;
+    let mut onto = ImageId::START;
     for _ in 0..rounds {
         vm.let_write()?;
         let report = vm.cut(onto)?;

@@ -11,7 +11,7 @@ use forkd_devices::virtio::balloon::Balloon;
 use forkd_devices::virtio::rng::Rng;
 use forkd_devices::{EventLoop, MemoryReclaim};
 use forkd_guest_proto::{Kind, frame};
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use forkd_vmm::kvm::{VcpuState, VmState};
 use forkd_vmm::state::{MachineState, SlotPart};
 use forkd_vmm_proto::{
@@ -302,6 +302,7 @@ fn machine_state() -> std::io::Result<Vec<u8>> {
 
 fn shape(vcpus: u8) -> Shape {
     Shape {
+        engine: Engine::FORKD,
         memory: MiB(256),
         vcpus,
         cpu: CpuModel::Host,

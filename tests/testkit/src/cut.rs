@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::bail;
-use forkd_vmm_proto::{Command, CutSpec, Event, FdIndex, Reply};
+use forkd_vmm_proto::{Command, CutExtent, CutSpec, Event, FdIndex, ImageId, Reply};
 
 use crate::disk::new_layer;
 use crate::{Disk, Fds, Frozen, Vm};
@@ -16,7 +16,7 @@ pub(crate) struct Base {
     /// Its files.
     pub frozen: Frozen,
     /// Its number in the VMM.
-    pub image: u64,
+    pub image: ImageId,
 }
 
 /// The files of a cut, and what it holds.
@@ -111,11 +111,12 @@ impl Vm {
         let spec = CutSpec {
             state: fds.add(new_file(&files.state)?),
             memory: fds.add(new_file(&files.memory)?),
-            only_changed: files.only_changed,
-            onto: onto.map_or(0, |base| base.image),
-            index: match onto {
-                Some(_) => Some(fds.add(new_file(&files.index)?)),
-                None => None,
+            extent: match onto {
+                Some(base) => CutExtent::Since {
+                    image: base.image,
+                    index: fds.add(new_file(&files.index)?),
+                },
+                None => CutExtent::All,
             },
             new_layers,
             resume: go_on,

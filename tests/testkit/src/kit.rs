@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use forkd_types::{MiB, SandboxId};
+use forkd_types::{Engine, MiB, SandboxId};
 use forkd_vmm_link::{Endings, Spawner, Taken, Vmm};
 use forkd_vmm_proto::{
-    BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, LINUX_CMDLINE, MemoryImage, NetBackend,
-    NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
+    BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, ImageId, LINUX_CMDLINE, MemoryImage,
+    NetBackend, NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
 };
 use tempfile::TempDir;
 
@@ -223,6 +223,7 @@ impl Kit {
     /// Boots a VM and waits for nothing.
     pub async fn boot_without_agent(&self, options: BootOptions) -> anyhow::Result<Vm> {
         let shape = Shape {
+            engine: Engine::FORKD,
             memory: options.memory,
             vcpus: options.vcpus,
             cpu: options.cpu,
@@ -291,7 +292,7 @@ impl Kit {
     /// A shell with nothing in it.
     pub async fn empty(&self, shape: Shape) -> anyhow::Result<Vm> {
         let taken = self.shell(shape).await?;
-        let (vmm, events) = Vmm::new(taken.control, 0)?;
+        let (vmm, events) = Vmm::new(taken.control, 0, taken.vm.capabilities)?;
         Vm::new(Parts {
             process: taken.vm,
             vmm,
@@ -347,7 +348,7 @@ impl Kit {
         vm.filled(disks, net).await;
         *vm.base().await = Some(Base {
             frozen: frozen.clone(),
-            image: 0,
+            image: ImageId::START,
         });
         Ok(())
     }
@@ -356,7 +357,7 @@ impl Kit {
     pub async fn adopt(&self, folder: &Path, epoch: u32) -> anyhow::Result<Vec<Vm>> {
         let mut vms = Vec::new();
         for taken in self.spawner.adopt().await? {
-            let (vmm, events) = Vmm::new(taken.control, epoch)?;
+            let (vmm, events) = Vmm::new(taken.control, epoch, taken.vm.capabilities)?;
             vms.push(Vm::new(Parts {
                 process: taken.vm,
                 vmm,

@@ -6,6 +6,7 @@
 mod chain;
 mod digest;
 mod dirs;
+mod engine;
 mod id;
 pub mod layer;
 mod path_error;
@@ -15,6 +16,7 @@ mod tag;
 pub use chain::chain;
 pub use digest::{Digest, InvalidDigest};
 pub use dirs::data_dir;
+pub use engine::{Engine, InvalidEngine};
 pub use id::{InvalidSandboxId, SandboxId};
 pub use path_error::{PathError, path_error};
 pub use size::{InvalidSize, MiB, PAGE_SIZE};

@@ -1,11 +1,12 @@
 //! What the controller asks, and what the VMM answers.
 
+use forkd_types::Engine;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    BootSpec, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec, FdIndex, RestoreSpec,
-    RollbackReport, RollbackSpec, Shape,
+    BootSpec, Capabilities, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec,
+    FdIndex, RestoreSpec, RollbackReport, RollbackSpec, Shape,
 };
 
 /// A command with the number its answer will carry.
@@ -93,6 +94,10 @@ pub enum Reply {
         version: u32,
         /// The program's own version, for people.
         program: String,
+        /// The engine that the VMM is.
+        engine: Engine,
+        /// The abilities of the engine.
+        capabilities: Capabilities,
     },
     /// Done; there is nothing to say.
     Done,
@@ -133,7 +138,22 @@ pub enum VmmPhase {
     Paused,
 }
 
-/// Why a command was not carried out. The VM is as it was before the command.
+/// Why a command failed.
+///
+/// The VM after a failed command:
+///
+/// | command | state of the VM |
+/// |---|---|
+/// | `Hello`, `Prepare`, `Status`, `Counters` | unchanged |
+/// | `Boot` | the shell is used up; only `Stop` is left |
+/// | `Restore` | unchanged if the snapshot was refused while it was read and checked; else the shell is used up |
+/// | `Pause`, `Resume` | unchanged, in the phase that [`Command::Status`] reports |
+/// | `Cut`, `Checkpoint` before [`crate::Event::CutTaken`] | unchanged; the new disk layers are not in use |
+/// | `Cut`, `Checkpoint` after [`crate::Event::CutTaken`] | runs, on the new disk layers; there is no cut or checkpoint |
+/// | `Rollback` before the vCPUs were stopped | unchanged |
+/// | `Rollback` later | between two states: the VMM ends, with [`crate::Event::Stopped`] |
+/// | `DropCheckpoint`, `MergedLayer`, `Balloon`, `PowerButton` | unchanged |
+/// | `WorkingSet` | unchanged; the output file may be half-written |
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]
 pub struct VmmError {

@@ -7,13 +7,13 @@
 //!
 //! The wire is that of the VMM protocol: one `SOCK_SEQPACKET` packet a message, descriptors alongside.
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use serde::{Deserialize, Serialize};
 
-use crate::Shape;
+use crate::{Capabilities, Shape};
 
 /// The version both sides name in their hello. `forkd-spawn` speaks to VMMs too, so it stands for that version as well.
-pub const SPAWN_VERSION: u32 = 1 << 16 | crate::PROTOCOL_VERSION;
+pub const SPAWN_VERSION: u32 = 2 << 16 | crate::PROTOCOL_VERSION;
 
 /// The most VMs one [`SpawnCommand::Take`] or one [`SpawnReply::Adopted`] speaks of.
 pub const MAX_BATCH: usize = 32;
@@ -94,6 +94,8 @@ pub enum SpawnReply {
     Hello {
         /// The version `forkd-spawn` speaks.
         version: u32,
+        /// The engine of the VMM program that `forkd-spawn` starts.
+        engine: Engine,
     },
     /// Done; there is nothing to say.
     Done,
@@ -119,6 +121,8 @@ pub struct Vm {
     pub pid: u32,
     /// What it was built as.
     pub shape: Shape,
+    /// The abilities that its VMM announced.
+    pub capabilities: Capabilities,
     /// It stood ready in the pool.
     pub pooled: bool,
 }
@@ -191,6 +195,14 @@ pub enum SpawnError {
     Unknown {
         /// The id.
         id: SandboxId,
+    },
+    /// The shape asks for an engine that this host does not run.
+    #[error("this host runs VMs with the engine {have}, not {wanted}")]
+    OtherEngine {
+        /// The engine of the shape.
+        wanted: Engine,
+        /// The engine of the VMM program.
+        have: Engine,
     },
     /// A shell could not be made.
     #[error("no shell could be made: {reason}")]

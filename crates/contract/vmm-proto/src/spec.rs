@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use serde::{Deserialize, Serialize};
 
 /// The most disks one VM can have.
@@ -24,6 +24,8 @@ pub struct FdIndex(pub u8);
 /// that the later boot or restore does not fill shows the guest "no device".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shape {
+    /// The engine that builds and runs the VM.
+    pub engine: Engine,
     /// Guest memory.
     pub memory: MiB,
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
@@ -34,13 +36,21 @@ pub struct Shape {
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { memory, vcpus, cpu } = self;
+        let Self {
+            engine,
+            memory,
+            vcpus,
+            cpu,
+        } = self;
         let plural = if *vcpus == 1 { "" } else { "s" };
         let cpu = match cpu {
             CpuModel::Host => "the host's",
             CpuModel::Baseline => "baseline",
         };
-        write!(f, "{memory}, {vcpus} vCPU{plural}, {cpu} CPU features")
+        write!(
+            f,
+            "{memory}, {vcpus} vCPU{plural}, {cpu} CPU features, engine {engine}"
+        )
     }
 }
 
@@ -191,6 +201,32 @@ pub struct RateLimit {
     pub burst_ops: u64,
 }
 
+/// The number of a memory image inside one VMM process.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub struct ImageId(pub u64);
+
+impl ImageId {
+    /// The image the VM was started from: the restored snapshot, or zero pages after a boot.
+    pub const START: Self = Self(0);
+}
+
+/// The pages that a cut writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CutExtent {
+    /// All pages. The memory file alone is the image.
+    All,
+    /// The pages that differ from an earlier image.
+    Since {
+        /// [`ImageId::START`], or the [`CutReport::image`] of the last cut that succeeded.
+        image: ImageId,
+        /// Output: the [`crate::PageMap`] over the layers of `image`, in their order, and the new memory file as the
+        /// last layer. The file stays empty if the memory file is the only layer, after a boot.
+        index: FdIndex,
+    },
+}
+
 /// Take the machine's state at one instant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutSpec {
@@ -198,15 +234,8 @@ pub struct CutSpec {
     pub state: FdIndex,
     /// Where pages are written, page N at offset N pages.
     pub memory: FdIndex,
-    /// Write only pages that differ from what the cut builds on.
-    pub only_changed: bool,
-    /// What a cut of only what changed builds on: 0 is the image the VM was restored from, any other
-    /// number the [`CutReport::image`] of the last cut that succeeded.
-    pub onto: u64,
-    /// Where the [`crate::PageMap`] of the cut is written: over the layers of what it builds on, in their
-    /// order, and the new memory file as the last. Needed with `only_changed` unless the VM was
-    /// booted; without `only_changed` the memory file alone is the image and there is nothing to index.
-    pub index: Option<FdIndex>,
+    /// Which pages are written.
+    pub extent: CutExtent,
     /// New, empty top layers, one for each writable disk in slot order. With them the VM goes on while
     /// the old layers belong to the cut; without them it must stay paused or be stopped. A cut that fails
     /// after [`crate::Event::CutTaken`] leaves the new layers in use.
@@ -285,8 +314,8 @@ pub struct PauseParts {
 /// What a cut did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutReport {
-    /// The number of the image that the cut is, for [`CutSpec::onto`]; never 0.
-    pub image: u64,
+    /// The image that the cut is, for [`CutExtent::Since`]; never [`ImageId::START`].
+    pub image: ImageId,
     /// From the first vCPU stopped to the last one running again, in microseconds.
     pub pause_us: u64,
     /// What that was spent on.

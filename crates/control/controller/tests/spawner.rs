@@ -6,6 +6,7 @@ mod stand_in;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use forkd_api::ErrorCode;
 use forkd_sandboxes::ops::spawn::{CreateRequest, create};
 use forkd_store::Manifest;
 use forkd_types::SandboxId;
@@ -13,11 +14,24 @@ use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
     MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus,
 };
-use local::{app, publish};
+use local::{app, publish, publish_of};
 use stand_in::stand_in;
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
-    forkd_sandboxes::launch::shape(memory_mib, manifest.vcpus, manifest.cpu)
+    forkd_sandboxes::launch::shape(manifest.engine, memory_mib, manifest.vcpus, manifest.cpu)
+}
+
+fn children(manifest: &Manifest, count: usize) -> CreateRequest {
+    CreateRequest {
+        tag: manifest.tag.clone(),
+        count,
+        owner: "me".into(),
+        expires_at_unix: None,
+        memory_limit_mib: None,
+        labels: BTreeMap::new(),
+        workspace: None,
+        id: None,
+    }
 }
 
 #[tokio::test]
@@ -47,21 +61,26 @@ async fn children_of_a_batch_that_failed_are_all_ended() {
             other => panic!("{other:?}"),
         }
     });
-    let request = CreateRequest {
-        tag: manifest.tag,
-        count: MAX_BATCH + 1,
-        owner: "me".into(),
-        expires_at_unix: None,
-        memory_limit_mib: None,
-        labels: BTreeMap::new(),
-        workspace: None,
-        id: None,
-    };
+    let request = children(&manifest, MAX_BATCH + 1);
     let error = create(&app, request).await.unwrap_err();
     assert!(error.chain().contains("no memory"), "{}", error.chain());
     let (taken, killed) = &*asked.lock().unwrap();
     assert_eq!(taken.len(), MAX_BATCH + 1);
     assert_eq!(taken, killed);
+}
+
+#[tokio::test]
+async fn a_snapshot_of_another_engine_is_refused_before_a_vm_is_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let manifest = publish_of(&app, "foreign", "sb-1", "other".parse().unwrap());
+    stand_in(&dir.path().join("run/spawn.sock"), |command| {
+        panic!("{command:?}")
+    });
+    let request = children(&manifest, 1);
+    let error = create(&app, request).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::SnapshotIncompatible);
+    assert!(error.chain().contains("other"), "{}", error.chain());
 }
 
 #[tokio::test]

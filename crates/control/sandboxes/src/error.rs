@@ -9,6 +9,7 @@ use forkd_store::StoreError;
 use forkd_types::{SandboxId, Tag};
 use forkd_vmm_link::{SpawnerError, VmmCallError};
 use forkd_vmm_proto::VmmErrorCode;
+use forkd_vmm_proto::spawn::SpawnError;
 use thiserror::Error;
 
 use crate::state::DbError;
@@ -159,7 +160,7 @@ impl Error {
             Self::NoSandbox { .. } => ErrorCode::SandboxNotFound,
             Self::StillWriting { .. } => ErrorCode::SnapshotNotReady,
             Self::Store { source, .. } => store_code(source),
-            Self::Spawner(_) => ErrorCode::LaunchFailed,
+            Self::Spawner(source) => spawner_code(source),
             Self::Vmm { source, .. } => vmm_code(source),
             Self::Agent { source, .. } => agent_code(source),
             Self::Timeout { .. } => ErrorCode::Timeout,
@@ -253,6 +254,13 @@ fn store_hint(error: &StoreError) -> Option<String> {
         StoreError::Exists { .. } => "choose another tag, or delete that one first".into(),
         _ => return None,
     })
+}
+
+fn spawner_code(error: &SpawnerError) -> ErrorCode {
+    match error {
+        SpawnerError::Refused(SpawnError::OtherEngine { .. }) => ErrorCode::SnapshotIncompatible,
+        _ => ErrorCode::LaunchFailed,
+    }
 }
 
 fn vmm_code(error: &VmmCallError) -> ErrorCode {

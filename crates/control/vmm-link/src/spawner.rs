@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
@@ -82,6 +82,7 @@ const PROGRAM: &str = "forkd-spawn";
 #[derive(Debug)]
 pub struct Spawner {
     link: Link<FromSpawn>,
+    engine: Engine,
 }
 
 impl Incoming for FromSpawn {
@@ -134,17 +135,25 @@ impl Spawner {
         };
         let socket = dial(path).map_err(failed)?;
         let (link, receiver) = Link::new(socket, 1).map_err(failed)?;
-        let spawner = Self { link };
-        match spawner
-            .ask(SpawnCommand::Hello {
-                version: SPAWN_VERSION,
-            })
-            .await?
-            .0
-        {
-            SpawnReply::Hello { .. } => Ok((spawner, Endings { receiver })),
+        let mut spawner = Self {
+            link,
+            engine: Engine::FORKD,
+        };
+        let hello = SpawnCommand::Hello {
+            version: SPAWN_VERSION,
+        };
+        match spawner.ask(hello).await?.0 {
+            SpawnReply::Hello { engine, .. } => {
+                spawner.engine = engine;
+                Ok((spawner, Endings { receiver }))
+            }
             reply => Err(unexpected(reply)),
         }
+    }
+
+    /// The engine of the VMs that `forkd-spawn` starts.
+    pub fn engine(&self) -> Engine {
+        self.engine
     }
 
     /// Sets how many shells of a shape stand ready.

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use forkd_types::Engine;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -35,6 +36,10 @@ struct Args {
     /// The VMM program [default: forkd-vmm beside this program].
     #[arg(long, value_name = "PATH")]
     vmm: Option<PathBuf>,
+
+    /// The engine that the VMM program is. A VMM that announces another one is ended.
+    #[arg(long, value_name = "NAME", default_value_t = Engine::FORKD)]
+    engine: Engine,
 
     /// How many shells may be in the making at one time.
     ///
@@ -57,6 +62,7 @@ fn main() -> anyhow::Result<()> {
     let listener = listen_on(&args.socket)?;
     let settings = Settings {
         vmm,
+        engine: args.engine,
         parallel: args.parallel,
         max_processes: args.max_vms,
     };

@@ -12,12 +12,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, MAX_BATCH, MAX_POOL, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
     SpawnRequest, SpawnStatus, Vm,
 };
-use forkd_vmm_proto::{FromVmm, Shape, decode};
+use forkd_vmm_proto::{Capabilities, Capability, FromVmm, Shape, decode};
 use rustix::event::epoll;
 
 use crate::client::{Client, Received, would_block};
@@ -39,6 +39,8 @@ const LONGEST_HOLD: Duration = Duration::from_millis(500);
 pub struct Settings {
     /// The VMM program.
     pub vmm: PathBuf,
+    /// The engine that the program is.
+    pub engine: Engine,
     /// How many shells are made for the pools at one time.
     pub parallel: u32,
     /// The most processes there may be.
@@ -84,6 +86,8 @@ struct Entry {
     process: Process,
     shape: Shape,
     state: State,
+    /// Announced by the VMM; empty before.
+    capabilities: Capabilities,
     /// Client and number of each request that waits for its end.
     killers: Vec<(u64, u64)>,
 }
@@ -272,15 +276,25 @@ impl Server {
         }
         Ok(SpawnReply::Hello {
             version: SPAWN_VERSION,
+            engine: self.settings.engine,
         })
     }
 
     fn set_pool(&mut self, shape: Shape, depth: u32) -> Result<SpawnReply, SpawnError> {
         within("the pool's depth", depth.into(), MAX_POOL.into())?;
+        self.check_engine(&shape)?;
         for number in self.pools.set_depth(shape, depth) {
             self.discard(number);
         }
         Ok(SpawnReply::Done)
+    }
+
+    fn check_engine(&self, shape: &Shape) -> Result<(), SpawnError> {
+        let (wanted, have) = (shape.engine, self.settings.engine);
+        if wanted == have {
+            return Ok(());
+        }
+        Err(SpawnError::OtherEngine { wanted, have })
     }
 
     fn take(
@@ -291,6 +305,7 @@ impl Server {
         ids: Vec<SandboxId>,
     ) -> Result<(), SpawnError> {
         within("the number of ids", ids.len() as u64, MAX_BATCH as u64)?;
+        self.check_engine(&shape)?;
         for (at, id) in ids.iter().enumerate() {
             let pending = self.pending.iter().any(|take| take.ids.contains(id));
             if pending || self.live.contains_key(id) || ids[..at].contains(id) {
@@ -347,6 +362,7 @@ impl Server {
                 id,
                 pid: entry.process.pid(),
                 shape: entry.shape,
+                capabilities: entry.capabilities,
                 pooled,
             });
             sockets.push(socket);
@@ -388,6 +404,7 @@ impl Server {
                 id: id.clone(),
                 pid: entry.process.pid(),
                 shape: entry.shape,
+                capabilities: entry.capabilities,
                 pooled: false,
             });
             sockets.push(socket);
@@ -453,7 +470,7 @@ impl Server {
         }
         let state = State::Making {
             for_pool,
-            progress: Progress::default(),
+            progress: Progress::new(self.settings.engine),
         };
         self.processes.insert(
             number,
@@ -461,6 +478,7 @@ impl Server {
                 process,
                 shape,
                 state,
+                capabilities: Capabilities::empty(),
                 killers: Vec::new(),
             },
         );
@@ -482,17 +500,18 @@ impl Server {
             Err(error) => Err(chain(&error)),
         };
         match message.and_then(|message| progress.advance(message)) {
-            Ok(false) => {}
-            Ok(true) => self.shell_ready(number),
+            Ok(None) => {}
+            Ok(Some(capabilities)) => self.shell_ready(number, capabilities),
             Err(reason) => self.shell_failed(number, &reason),
         }
     }
 
-    fn shell_ready(&mut self, number: u64) {
+    fn shell_ready(&mut self, number: u64, capabilities: Capabilities) {
         let Some(entry) = self.processes.get_mut(&number) else {
             return;
         };
         let shape = entry.shape;
+        entry.capabilities = capabilities;
         let was = std::mem::replace(&mut entry.state, State::Ready);
         let for_pool = matches!(was, State::Making { for_pool: true, .. });
         // From now on what the VMM says is for the controller to read.
@@ -508,6 +527,12 @@ impl Server {
                 self.hand_out(take);
             }
             return;
+        }
+        if !capabilities.contains(Capability::PooledShells) {
+            // The engine fills a VM as it makes it: there is nothing to keep ready.
+            for ready in self.pools.set_depth(shape, 0) {
+                self.discard(ready);
+            }
         }
         let surplus = if for_pool {
             self.pools.made(&shape, number)

@@ -7,18 +7,19 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::state::MachineState;
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
-    BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutReport, CutSpec,
-    MemoryImage, PageIndex, PageMap, Reply, RestoreSpec, RollbackSpec, Shape, VmmErrorCode,
-    VsockSpec,
+    BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutExtent,
+    CutReport, CutSpec, ImageId, MemoryImage, PageIndex, PageMap, Reply, RestoreSpec, RollbackSpec,
+    Shape, VmmErrorCode, VsockSpec,
 };
 
 const PAGES: u32 = 512;
 const SHAPE: Shape = Shape {
+    engine: Engine::FORKD,
     memory: MiB(64),
     vcpus: 1,
     cpu: CpuModel::Host,
@@ -127,16 +128,20 @@ impl Vm {
     }
 
     /// Cuts onto what `below` is made of; onto the last cut if its number is given.
-    fn cut(&mut self, below: &[File], onto: Option<u64>) -> Taken {
+    fn cut(&mut self, below: &[File], onto: Option<ImageId>) -> Taken {
         let (state, memory, index) = (file(), file(), file());
         let mut attach = Attach::new();
         let changed = !below.is_empty();
         let spec = CutSpec {
             state: attach.add(&state),
             memory: attach.add(&memory),
-            only_changed: changed,
-            onto: onto.unwrap_or(0),
-            index: changed.then(|| attach.add(&index)),
+            extent: match changed {
+                true => CutExtent::Since {
+                    image: onto.unwrap_or(ImageId::START),
+                    index: attach.add(&index),
+                },
+                false => CutExtent::All,
+            },
             new_layers: vec![],
             resume: true,
         };
@@ -294,9 +299,10 @@ fn a_cut_onto_one_that_is_not_the_last_is_refused() {
     let spec = CutSpec {
         state: attach.add(&state),
         memory: attach.add(&memory),
-        only_changed: true,
-        onto: 9,
-        index: Some(attach.add(&index)),
+        extent: CutExtent::Since {
+            image: ImageId(9),
+            index: attach.add(&index),
+        },
         new_layers: vec![],
         resume: true,
     };

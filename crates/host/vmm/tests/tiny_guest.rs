@@ -6,17 +6,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::kvm::VcpuState;
 use forkd_vmm::state::MachineState;
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
-    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, Reply,
-    RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
+    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutExtent, CutSpec, ImageId, MemoryImage,
+    PageIndex, Reply, RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
 };
 
 const SHAPE: Shape = Shape {
+    engine: Engine::FORKD,
     memory: MiB(64),
     vcpus: 1,
     cpu: CpuModel::Host,
@@ -103,9 +104,7 @@ fn cut(client: &mut Client, resume: bool) -> Snapshot {
     let spec = CutSpec {
         state: attach.add(&snapshot.state),
         memory: attach.add(&snapshot.memory),
-        only_changed: false,
-        onto: 0,
-        index: None,
+        extent: CutExtent::All,
         new_layers: vec![],
         resume,
     };
@@ -462,9 +461,10 @@ fn a_chain_of_changes_restores_at_every_depth() {
         let spec = CutSpec {
             state: attach.add(&next_state),
             memory: attach.add(&memory),
-            only_changed: true,
-            onto: 0,
-            index: Some(attach.add(&map)),
+            extent: CutExtent::Since {
+                image: ImageId::START,
+                index: attach.add(&map),
+            },
             new_layers: vec![],
             resume: false,
         };
@@ -498,9 +498,7 @@ fn a_cut_that_fails_leaves_the_guest_running() {
         let spec = CutSpec {
             state: attach.add(state),
             memory: attach.add(memory),
-            only_changed: false,
-            onto: 0,
-            index: None,
+            extent: CutExtent::All,
             new_layers: vec![],
             resume: false,
         };

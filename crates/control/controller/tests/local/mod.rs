@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::config::Config;
 use forkd_store::{Cpu, Manifest, MemoryManifest, Origin, SCHEMA, Source, Versions};
+use forkd_types::Engine;
 
 /// A daemon with everything below one directory.
 pub fn app(root: &Path) -> Arc<App> {
@@ -21,6 +22,11 @@ pub fn app(root: &Path) -> Arc<App> {
 
 /// Stores a snapshot of a machine without disks, cut from a sandbox.
 pub fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
+    publish_of(app, tag, sandbox, Engine::FORKD)
+}
+
+/// The same for a snapshot of any engine.
+pub fn publish_of(app: &App, tag: &str, sandbox: &str, engine: Engine) -> Manifest {
     let staging = app.store.stage().unwrap();
     let ingest = |name: &str, bytes: u64| {
         std::fs::File::create(staging.file(name))
@@ -43,6 +49,7 @@ pub fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
             index: None,
         },
         disks: Vec::new(),
+        engine,
         network: false,
         source: Source::default(),
         parent: None,

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forkd_types::Engine;
 use forkd_vmm_proto::spawn::{
     FromSpawn, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply, SpawnRequest,
 };
@@ -30,6 +31,7 @@ pub fn stand_in(path: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Se
             let result = match command {
                 SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
                     version: SPAWN_VERSION,
+                    engine: Engine::FORKD,
                 }),
                 command => answer(command),
             };

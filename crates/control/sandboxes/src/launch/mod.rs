@@ -13,4 +13,4 @@ pub use cgroup::Cgroups;
 pub use dirs::{Dirs, NewDisk, VmFiles};
 pub use fds::{FdList, SnapshotFiles};
 pub use spawn::Launcher;
-pub use vm::{BootInput, boot, restore, shape};
+pub use vm::{BootInput, boot, check_engine, restore, shape};

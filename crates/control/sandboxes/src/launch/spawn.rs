@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use forkd_vmm_link::{Endings, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{SpawnError, SpawnStatus};
@@ -48,6 +48,11 @@ impl Launcher {
     /// Where `forkd-spawn` listens.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// The engine that VMs of this host run on.
+    pub async fn engine(&self) -> Result<Engine, SpawnerError> {
+        Ok(self.connected().await?.engine())
     }
 
     /// Takes one shell for each id. What could not be made is missing from the answer; after a failure some may have been

@@ -2,11 +2,13 @@
 
 use std::fs::File;
 
+use forkd_api::ErrorCode;
 use forkd_store::{Cpu, DiskManifest, Manifest};
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{
-    BootSpec, Command, ConsoleSpec, CpuModel, DiskSpec, RateLimit, RestoreSpec, Shape, VsockSpec,
+    BootSpec, Capability, Command, ConsoleSpec, CpuModel, DiskSpec, RateLimit, RestoreSpec, Shape,
+    VsockSpec,
 };
 
 use super::dirs::VmFiles;
@@ -20,9 +22,24 @@ const CONSOLE_BYTES_PER_SECOND: u64 = 256 * 1024;
 /// The console file is cut off at this size.
 const CONSOLE_MAX_BYTES: u64 = 16 << 20;
 
+/// Refuses a snapshot whose state only another engine can read.
+pub fn check_engine(manifest: &Manifest, engine: Engine) -> Result<(), Error> {
+    if manifest.engine == engine {
+        return Ok(());
+    }
+    Err(Error::refused(
+        ErrorCode::SnapshotIncompatible,
+        format!(
+            "snapshot {} was made by the engine {}, this host runs {engine}",
+            manifest.tag, manifest.engine
+        ),
+    ))
+}
+
 /// The shell that a snapshot needs.
-pub fn shape(memory_mib: u32, vcpus: u8, cpu: Cpu) -> Shape {
+pub fn shape(engine: Engine, memory_mib: u32, vcpus: u8, cpu: Cpu) -> Shape {
     Shape {
+        engine,
         memory: MiB(memory_mib),
         vcpus,
         cpu: match cpu {
@@ -119,7 +136,11 @@ pub async fn restore(
         },
         console: console(&mut fds, &files.console),
         generation: rand::random(),
-        prefault: snapshot.touched.as_ref().map(|file| fds.push(file)),
+        prefault: snapshot
+            .touched
+            .as_ref()
+            .filter(|_| vmm.capabilities().contains(Capability::Prefault))
+            .map(|file| fds.push(file)),
         run,
     };
     vmm.run(Command::Restore(Box::new(spec)), &fds.finish()?)

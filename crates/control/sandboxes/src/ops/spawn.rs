@@ -130,7 +130,9 @@ pub async fn launch(
     limits::check(app, &request)?;
     let manifest = Arc::clone(&source.manifest);
     let ids = new_ids(&request);
-    let shape = launch::shape(manifest.memory_mib, manifest.vcpus, manifest.cpu);
+    let engine = app.launcher.engine().await?;
+    launch::check_engine(&manifest, engine)?;
+    let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
     let taken = match app.launcher.take(shape, &ids).await {
         Ok(taken) => taken,
         Err(error) => {
@@ -253,8 +255,8 @@ async fn prepare(
 }
 
 fn linked(child: Unlinked) -> Result<Child, Error> {
-    let (vmm, events) =
-        Vmm::new(child.control, EPOCH).map_err(Error::io("use", "the control socket of a VMM"))?;
+    let (vmm, events) = Vmm::new(child.control, EPOCH, child.capabilities)
+        .map_err(Error::io("use", "the control socket of a VMM"))?;
     Ok(Child {
         sandbox: child.sandbox,
         queue: child.queue,
@@ -271,6 +273,7 @@ struct Unlinked {
     queue: mpsc::Receiver<Ask>,
     files: VmFiles,
     control: std::os::fd::OwnedFd,
+    capabilities: forkd_vmm_proto::Capabilities,
     lease: Lease,
 }
 
@@ -308,6 +311,7 @@ fn one_child(
         queue,
         files,
         control: taken.control,
+        capabilities: taken.vm.capabilities,
         lease,
     })
 }
@@ -352,6 +356,7 @@ fn record(
         failure: None,
         branch_count: 0,
         last_branch_memory_path: None,
+        engine: manifest.engine,
         memory_mib: manifest.memory_mib,
         vcpus: manifest.vcpus,
         cpu: manifest.cpu,

@@ -111,8 +111,8 @@ async fn take_over(
     taken: Taken,
     epoch: u32,
 ) -> Result<(), Error> {
-    let (vmm, events) =
-        Vmm::new(taken.control, epoch).map_err(Error::io("use", "the control socket of a VMM"))?;
+    let (vmm, events) = Vmm::new(taken.control, epoch, taken.vm.capabilities)
+        .map_err(Error::io("use", "the control socket of a VMM"))?;
     let hello = Command::Hello {
         version: PROTOCOL_VERSION,
     };

@@ -11,7 +11,9 @@ use forkd_store::{
     Versions,
 };
 use forkd_types::Tag;
-use forkd_vmm_proto::{Command, CutReport, CutSpec, Event, Reply, StopCause};
+use forkd_vmm_proto::{
+    Capability, Command, CutExtent, CutReport, CutSpec, Event, ImageId, Reply, StopCause,
+};
 use tokio::sync::oneshot;
 
 use super::checkpoint::{NewLayer, new_layers};
@@ -67,6 +69,10 @@ pub struct BranchDone {
 /// Carries a branch out. An error is the end of the VM.
 pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopCause>> {
     let sandbox = Arc::clone(&owned.sandbox);
+    if let Err(error) = owned.require(Capability::LiveCut) {
+        let _ = ask.done.send(Err(error));
+        return Ok(());
+    }
     if !sandbox.step(Step::BeginCut) {
         let _ = ask.done.send(Err(sandbox.not_running()));
         return Ok(());
@@ -184,7 +190,9 @@ impl Cut<'_> {
     async fn run(&mut self) -> Result<BranchDone, Error> {
         let started = Instant::now();
         let record = self.owned.sandbox.record();
-        if record.builds_on().0.layers.len() >= MAX_MEMORY_LAYERS {
+        let layered = self.owned.vmm.capabilities();
+        let layered = layered.contains(Capability::LayeredMemory);
+        if !layered || record.builds_on().0.layers.len() >= MAX_MEMORY_LAYERS {
             self.mode = CutMode::Full;
         }
         let files = self.prepare(&record).await?;
@@ -258,14 +266,18 @@ impl Cut<'_> {
     }
 
     /// Stops the VM for the instant of the cut and waits until everything is written.
-    async fn cut(&mut self, files: &Files, onto: u64) -> Result<CutReport, Error> {
+    async fn cut(&mut self, files: &Files, onto: ImageId) -> Result<CutReport, Error> {
         let mut fds = FdList::default();
         let spec = CutSpec {
             state: fds.push(&files.state),
             memory: fds.push(&files.memory),
-            only_changed: self.mode == CutMode::Diff,
-            onto,
-            index: files.index.as_ref().map(|file| fds.push(file)),
+            extent: match &files.index {
+                Some(index) => CutExtent::Since {
+                    image: onto,
+                    index: fds.push(index),
+                },
+                None => CutExtent::All,
+            },
             new_layers: files
                 .layers
                 .iter()
@@ -432,6 +444,7 @@ impl Cut<'_> {
             state: written.state.blob,
             memory,
             disks: record.disks.iter().map(frozen_disk).collect(),
+            engine: record.engine,
             network: record.network,
             source: record.source.clone(),
             parent: (self.mode == CutMode::Diff).then(|| record.as_parent()),

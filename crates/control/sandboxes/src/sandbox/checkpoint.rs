@@ -10,7 +10,8 @@ use std::time::Instant;
 use forkd_api::{CheckpointInfo, ErrorCode, EventKind, RollbackInfo};
 use forkd_vmm_link::VmmCallError;
 use forkd_vmm_proto::{
-    CheckpointReport, CheckpointSpec, Command, Event, Reply, RollbackReport, RollbackSpec,
+    Capability, CheckpointReport, CheckpointSpec, Command, Event, Reply, RollbackReport,
+    RollbackSpec,
 };
 use tokio::sync::oneshot;
 
@@ -64,6 +65,14 @@ impl CheckpointAsk {
 /// Carries a request out. An error is the end of the VM.
 pub async fn serve(owned: &mut Owned, ask: CheckpointAsk) -> Result<(), Ended> {
     let sandbox = Arc::clone(&owned.sandbox);
+    let needed = match ask {
+        CheckpointAsk::Make { .. } | CheckpointAsk::Drop { .. } => Capability::Checkpoint,
+        CheckpointAsk::Rollback { .. } => Capability::Rollback,
+    };
+    if let Err(error) = owned.require(needed) {
+        ask.refuse(error);
+        return Ok(());
+    }
     let begun = sandbox.step(Step::BeginCut);
     let refused = (!begun).then(|| sandbox.not_running());
     let mut work = Work { owned, ended: None };

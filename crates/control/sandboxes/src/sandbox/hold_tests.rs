@@ -10,8 +10,8 @@ use std::sync::Arc;
 use forkd_types::{Digest, Tag};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{
-    Command, CutReport, Event, FromVmm, MAX_FDS, MAX_MESSAGE, Reply, Request, ResponseTo, decode,
-    encode,
+    Capabilities, Command, CutReport, Event, FromVmm, ImageId, MAX_FDS, MAX_MESSAGE, Reply,
+    Request, ResponseTo, decode, encode,
 };
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
@@ -64,7 +64,7 @@ fn stand_in(socket: &OwnedFd, whole: bool, asked: &mpsc::UnboundedSender<&'stati
                 let taken = Event::CutTaken { seq, pause_us: 0 };
                 say(FromVmm::Event(taken)).unwrap();
                 let report = CutReport {
-                    image: 1,
+                    image: ImageId(1),
                     ..CutReport::default()
                 };
                 ("cut", Reply::Cut(report))
@@ -116,7 +116,7 @@ impl Bench {
         .unwrap();
         let (sender, asked) = mpsc::unbounded_channel();
         std::thread::spawn(move || stand_in(&theirs, whole, &sender));
-        let (vmm, events) = Vmm::new(ours, 1).unwrap();
+        let (vmm, events) = Vmm::new(ours, 1, Capabilities::all()).unwrap();
         let owned = Owned {
             app: Arc::clone(&app),
             sandbox: Arc::clone(&sandbox),

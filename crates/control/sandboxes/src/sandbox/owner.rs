@@ -7,7 +7,7 @@ use std::time::Duration;
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::Lease;
 use forkd_vmm_link::{Vmm, VmmCallError, VmmEvents};
-use forkd_vmm_proto::{Command, Counters, Event, Reply, StopCause};
+use forkd_vmm_proto::{Capability, Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
 
 use super::branch::{self, BranchAsk};
@@ -75,6 +75,21 @@ pub struct Owned {
 pub(super) type Ended = Option<StopCause>;
 
 impl Owned {
+    /// Refuses an operation that the engine of this VM does not have.
+    pub(super) fn require(&self, capability: Capability) -> Result<(), Error> {
+        if self.vmm.capabilities().contains(capability) {
+            return Ok(());
+        }
+        let engine = self.sandbox.record().engine;
+        Err(Error::refused(
+            ErrorCode::Unsupported,
+            format!(
+                "sandbox {} runs on the engine {engine}, which lacks {capability}",
+                self.sandbox.id
+            ),
+        ))
+    }
+
     /// Asks the VMM, and notices its end.
     pub(super) async fn call(
         &mut self,

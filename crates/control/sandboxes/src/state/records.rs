@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use forkd_store::{BlobRef, Cpu, MemoryManifest, Parent, Source};
-use forkd_types::{Digest, SandboxId, Tag};
+use forkd_types::{Digest, Engine, SandboxId, Tag};
+use forkd_vmm_proto::ImageId;
 use serde::{Deserialize, Serialize};
 
 /// Where a sandbox was when it was last written down.
@@ -79,6 +80,9 @@ pub struct SandboxRecord {
     /// Where the memory of its last branch lies.
     #[serde(default)]
     pub last_branch_memory_path: Option<String>,
+    /// The engine of its VM.
+    #[serde(default = "own_engine")]
+    pub engine: Engine,
     /// Guest memory.
     pub memory_mib: u32,
     /// Number of vCPUs.
@@ -114,11 +118,16 @@ pub struct SandboxRecord {
     pub numpy: String,
 }
 
+/// The only engine there was before records named one.
+fn own_engine() -> Engine {
+    Engine::FORKD
+}
+
 /// The memory of the last cut that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuiltRecord {
     /// The number by which the VMM knows it.
-    pub image: u64,
+    pub image: ImageId,
     /// What it is made of.
     pub memory: MemoryManifest,
 }
@@ -251,10 +260,10 @@ impl SandboxRecord {
     }
 
     /// The memory the next cut builds on, and the number by which the VMM knows it.
-    pub fn builds_on(&self) -> (&MemoryManifest, u64) {
+    pub fn builds_on(&self) -> (&MemoryManifest, ImageId) {
         match &self.built {
             Some(built) => (&built.memory, built.image),
-            None => (&self.memory, 0),
+            None => (&self.memory, ImageId::START),
         }
     }
 

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use forkd_devices::disk::DiskStack;
 use forkd_memory::{GuestRam, MemoryError, PageSet};
 use forkd_sys::{Pagemap, PagemapError, WriteTracker};
-use forkd_vmm_proto::PageMap;
+use forkd_vmm_proto::{ImageId, PageMap};
 
 use crate::state::MachineState;
 
@@ -49,7 +49,7 @@ impl Checkpoint {
 
 /// What a cut builds on.
 struct Image {
-    number: u64,
+    id: ImageId,
     map: PageMap,
 }
 
@@ -190,13 +190,13 @@ impl History {
     pub fn since_image(
         &self,
         ram: &GuestRam,
-        onto: u64,
+        onto: ImageId,
     ) -> Result<Option<(PageSet, Option<PageMap>)>, MemoryError> {
         match &self.image {
-            Some(image) if image.number == onto => {
+            Some(image) if image.id == onto => {
                 Ok(Some((self.since_image.clone(), Some(image.map.clone()))))
             }
-            _ if onto == 0 => {
+            _ if onto == ImageId::START => {
                 let map = ram.image().map(|image| image.map().clone());
                 Ok(Some((self.private(ram)?, map)))
             }
@@ -214,12 +214,12 @@ impl History {
         self.since_image.add(pages);
     }
 
-    /// The last cut is an image that the next one can build on. Gives its number.
-    pub fn cut_done(&mut self, map: PageMap) -> u64 {
-        let number = self.next_image;
+    /// Registers the last cut as the image that the next one can build on.
+    pub fn cut_done(&mut self, map: PageMap) -> ImageId {
+        let id = ImageId(self.next_image);
         self.next_image += 1;
-        self.image = Some(Image { number, map });
-        number
+        self.image = Some(Image { id, map });
+        id
     }
 
     /// The checkpoint that nothing was written after, as far as memory goes.
@@ -380,6 +380,7 @@ mod tests {
         let serial = event_loop.add(Serial::new).unwrap();
         MachineState {
             shape: Shape {
+                engine: forkd_types::Engine::FORKD,
                 memory: MiB(MIB),
                 vcpus: 1,
                 cpu: CpuModel::Host,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use forkd_memory::{GuestRam, MemoryError, RamLayout, WorkingSet};
 use forkd_sys::{Pagemap, PagemapError, WriteTracker};
+use forkd_types::Engine;
 use forkd_vmm_proto::{MAX_VCPUS, Shape, VmmPhase};
 use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
@@ -31,6 +32,12 @@ pub enum PrepareError {
         memory: u32,
         /// Asked for.
         vcpus: u8,
+    },
+    /// The shape is for another engine.
+    #[error("the shape is for the engine {engine}, this VMM is {}", Engine::FORKD)]
+    Engine {
+        /// The engine of the shape.
+        engine: Engine,
     },
     /// KVM refused.
     #[error("cannot build the virtual machine")]
@@ -103,6 +110,11 @@ impl Machine {
         notices: &Arc<Notices>,
         on_thread_start: &ThreadStart,
     ) -> Result<Self, PrepareError> {
+        if shape.engine != Engine::FORKD {
+            return Err(PrepareError::Engine {
+                engine: shape.engine,
+            });
+        }
         let layout = RamLayout::new(shape.memory.0)
             .filter(|_| (1..=MAX_VCPUS).contains(&shape.vcpus))
             .ok_or(PrepareError::Shape {

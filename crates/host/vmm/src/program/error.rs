@@ -65,7 +65,7 @@ pub trait Code: Error + Sized + 'static {
 impl Code for PrepareError {
     fn code(&self) -> VmmErrorCode {
         match self {
-            Self::Shape { .. } => VmmErrorCode::BadRequest,
+            Self::Shape { .. } | Self::Engine { .. } => VmmErrorCode::BadRequest,
             Self::Kvm(_) | Self::Devices(_) => VmmErrorCode::Kvm,
             Self::Memory(_) | Self::Vcpu(_) | Self::Thread(_) => VmmErrorCode::Memory,
         }
@@ -131,11 +131,9 @@ impl Code for CutError {
     fn code(&self) -> VmmErrorCode {
         match self {
             Self::Phase { .. } => VmmErrorCode::WrongPhase,
-            Self::Fd(_)
-            | Self::Layers { .. }
-            | Self::NoIndex
-            | Self::NoImage { .. }
-            | Self::Disk { .. } => VmmErrorCode::BadRequest,
+            Self::Fd(_) | Self::Layers { .. } | Self::NoImage { .. } | Self::Disk { .. } => {
+                VmmErrorCode::BadRequest
+            }
             Self::Pause(_) | Self::Kvm(_) => VmmErrorCode::Kvm,
             Self::Memory(_) | Self::Fork(_) => VmmErrorCode::Memory,
             Self::State(_) | Self::PageMap(_) | Self::Flush { .. } | Self::Write { .. } => {

@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use forkd_sys::{Channel, ChannelError, Pagemap};
+use forkd_types::Engine;
 use forkd_vmm_proto::{
-    Command, Counters, Event, ExitCode, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION, Reply, Request,
-    ResponseTo, Shape, Status, StopCause, VmmError, VmmErrorCode, VmmPhase, WireError, decode,
-    encode,
+    Capabilities, Command, Counters, Event, ExitCode, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION,
+    Reply, Request, ResponseTo, Shape, Status, StopCause, VmmError, VmmErrorCode, VmmPhase,
+    WireError, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use thiserror::Error;
@@ -346,6 +347,8 @@ impl Session {
         Ok(Reply::Hello {
             version: PROTOCOL_VERSION,
             program: env!("CARGO_PKG_VERSION").to_owned(),
+            engine: Engine::FORKD,
+            capabilities: Capabilities::all(),
         })
     }
 

@@ -11,9 +11,11 @@ use forkd_store::{
     Cpu, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Source, Staging,
     Versions,
 };
-use forkd_types::{SandboxId, Tag};
+use forkd_types::{Engine, SandboxId, Tag};
 use forkd_vmm_link::{Vmm, VmmEvents};
-use forkd_vmm_proto::{AGENT_PORT, Command, CutReport, CutSpec, Event, LINUX_CMDLINE, Reply};
+use forkd_vmm_proto::{
+    AGENT_PORT, Command, CutExtent, CutReport, CutSpec, Event, LINUX_CMDLINE, Reply,
+};
 
 use super::BuildRequest;
 use super::assets::Assets;
@@ -29,6 +31,7 @@ const SERIAL: &str = "root";
 /// A parent that runs.
 struct Parent {
     id: SandboxId,
+    engine: Engine,
     files: VmFiles,
     vmm: Vmm,
     events: VmmEvents,
@@ -43,7 +46,8 @@ pub async fn make(
     assets: Assets,
 ) -> Result<SnapshotInfo, Error> {
     let base = ingest_base(app, &assets).await?;
-    let shape = launch::shape(assets.memory_mib, assets.vcpus, Cpu::Host);
+    let engine = app.launcher.engine().await?;
+    let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
     let id = SandboxId::from_parts(clock::unix(), rand::random());
     let taken = app.launcher.take(shape, std::slice::from_ref(&id)).await?;
     let Some(taken) = taken.into_iter().next() else {
@@ -62,10 +66,11 @@ pub async fn make(
             app.blocking(move |app| app.dirs.create(&id, &[disk], app.config.disk_limit_bytes))
                 .await?
         };
-        let (vmm, events) = Vmm::new(taken.control, EPOCH)
+        let (vmm, events) = Vmm::new(taken.control, EPOCH, taken.vm.capabilities)
             .map_err(Error::io("use", "the control socket of a VMM"))?;
         let parent = Parent {
             id: id.clone(),
+            engine,
             files,
             vmm,
             events,
@@ -169,7 +174,7 @@ impl Parent {
         let (staging, report) = self.cut(app).await?;
         tracing::info!(%tag, pages = report.pages_written, ready_us, "parent cut");
         let layer = self.files.layers.first().map(|(name, _)| name.clone());
-        let id = self.id.clone();
+        let (id, engine) = (self.id.clone(), self.engine);
         let tag = tag.clone();
         let assets = assets.clone();
         let labels = request.labels.clone();
@@ -178,6 +183,7 @@ impl Parent {
             let manifest = Manifest {
                 labels,
                 versions,
+                engine,
                 ..written.manifest(tag, &assets, &base, cmdline, ready_us)
             };
             let published = app
@@ -266,9 +272,7 @@ impl Parent {
         let spec = CutSpec {
             state: fds.push(&state),
             memory: fds.push(&memory),
-            only_changed: false,
-            onto: 0,
-            index: None,
+            extent: CutExtent::All,
             new_layers: Vec::new(),
             resume: false,
         };
@@ -444,6 +448,7 @@ impl Written {
                 read_only: false,
                 serial: SERIAL.to_owned(),
             }],
+            engine: Engine::FORKD,
             network: false,
             source: Source {
                 image: assets.image.clone(),

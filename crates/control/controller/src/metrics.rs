@@ -1,21 +1,29 @@
-//! Numbers for Prometheus.
+//! Metrics in the format of Prometheus: the recorder, the names, the text.
+//!
+//! Invariant: every label value comes from a closed set. The recorder keeps a series for each set of labels for as long
+//! as the daemon runs, so a label that a client chooses would be memory that a client fills. Histograms keep raw samples
+//! until [`run_upkeep`] folds them into buckets; [`keep_drained`] does so every few seconds, scraped or not.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
+use std::time::Duration;
 
-use metrics::{Unit, describe_counter, describe_gauge, describe_histogram, gauge};
+use axum::http::Method;
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio_util::sync::CancellationToken;
 
-use crate::app::App;
-use crate::process::usage;
+use crate::telemetry;
 
 static HANDLE: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
-/// From half a millisecond to half a minute.
+/// How often raw samples of histograms are folded into buckets.
+const UPKEEP: Duration = Duration::from_secs(5);
+/// Upper bounds of the buckets of every histogram of seconds: half a millisecond to half a minute.
 const SECONDS: &[f64] = &[
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 ];
 
-/// Begins to count. A second call does nothing.
+/// Installs the recorder. A second call does nothing.
 pub fn install() {
     HANDLE.get_or_init(|| {
         let handle = PrometheusBuilder::new()
@@ -129,50 +137,35 @@ fn describe() {
     );
 }
 
-/// What all VMs have for themselves, and what the largest of them shares with others: adding that up would count the
-/// same pages many times.
-async fn memory(app: &Arc<App>) -> Result<(u64, u64), crate::error::Error> {
-    app.blocking(|app| {
-        let mut own = 0;
-        let mut shared = 0;
-        for sandbox in app.sandboxes.list() {
-            let used = sandbox.info().pid.map(usage).unwrap_or_default();
-            own += used.own_bytes;
-            shared = used.shared_bytes.max(shared);
-        }
-        Ok((own, shared))
-    })
-    .await
+/// Counts a request. The method is a label, so methods outside the known set share one value.
+pub fn request_served(method: &Method, latency: Duration) {
+    metrics::histogram!("forkd_request_seconds", "method" => telemetry::method_label(method))
+        .record(latency.as_secs_f64());
 }
 
-/// The text that Prometheus reads.
-pub async fn render(app: &Arc<App>) -> String {
-    let cap = app.config.branch_concurrency;
-    gauge!("forkd_snapshots_total").set(app.store.list().len() as f64);
-    gauge!("forkd_sandboxes_active").set(app.sandboxes.len() as f64);
-    gauge!("forkd_branches_in_flight").set((cap - app.branch_slots.available_permits()) as f64);
-    gauge!("forkd_branch_concurrency_cap").set(cap as f64);
-    gauge!("forkd_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-    if let Ok(status) = app.launcher.status().await {
-        let ready: u32 = status.pools.iter().map(|pool| pool.ready).sum();
-        let depth: u32 = status.pools.iter().map(|pool| pool.depth).sum();
-        gauge!("forkd_pool_ready").set(f64::from(ready));
-        gauge!("forkd_pool_depth").set(f64::from(depth));
-        gauge!("forkd_vms_live").set(f64::from(status.live));
+fn handle() -> Option<&'static PrometheusHandle> {
+    HANDLE.get().and_then(Option::as_ref)
+}
+
+/// Folds the raw samples of histograms into their buckets.
+pub fn run_upkeep() {
+    if let Some(handle) = handle() {
+        handle.run_upkeep();
     }
-    if let Ok(usage) = crate::snapshots::usage(app).await {
-        gauge!("forkd_store_bytes").set(usage.physical_bytes as f64);
-        gauge!("forkd_store_free_bytes").set(usage.free_bytes as f64);
+}
+
+/// Runs the upkeep until the daemon stops.
+pub async fn keep_drained(stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(UPKEEP);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => run_upkeep(),
+            () = stop.cancelled() => return,
+        }
     }
-    if let Ok((own, shared)) = memory(app).await {
-        gauge!("forkd_memory_own_bytes").set(own as f64);
-        gauge!("forkd_memory_shared_bytes").set(shared as f64);
-    }
-    let this = usage(std::process::id());
-    gauge!("forkd_daemon_memory_bytes").set((this.own_bytes + this.shared_bytes) as f64);
-    HANDLE
-        .get()
-        .and_then(Option::as_ref)
-        .map(PrometheusHandle::render)
-        .unwrap_or_default()
+}
+
+/// The text that Prometheus reads. The caller sets the gauges first.
+pub fn render() -> String {
+    handle().map(PrometheusHandle::render).unwrap_or_default()
 }

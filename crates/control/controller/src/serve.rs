@@ -72,6 +72,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing::info!(?addresses, version = env!("CARGO_PKG_VERSION"), "listening");
     // Without systemd there is nobody to notify.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tokio::spawn(crate::metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
     tokio::spawn(activation::keep_watchdog_quiet(Arc::clone(&app)));

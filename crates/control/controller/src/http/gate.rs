@@ -73,8 +73,7 @@ pub async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) ->
     }
     let status = response.status().as_u16();
     let latency = started.elapsed();
-    metrics::histogram!("forkd_request_seconds", "method" => method.to_string())
-        .record(latency.as_secs_f64());
+    crate::metrics::request_served(&method, latency);
     tracing::debug!(%method, path, status, actor = %actor, id, us = crate::clock::micros(latency), "request");
     if !matches!(path.as_str(), "/healthz" | "/healthz/" | "/metrics") {
         gate.app.audit.write(Line {

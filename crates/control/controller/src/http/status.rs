@@ -7,8 +7,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forkd_api::{API_VERSION, Health, Version};
+use metrics::gauge;
 
 use crate::app::App;
+use crate::error::Error;
+use crate::process::usage;
 
 /// Is the daemon well. Needs no token.
 #[utoipa::path(get, path = "/healthz", tag = "status", responses(
@@ -42,6 +45,50 @@ pub async fn version() -> Json<Version> {
     (status = 200, description = "The metrics", body = String, content_type = "text/plain")
 ))]
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = crate::metrics::render(&app).await;
+    set_gauges(&app).await;
+    let text = crate::metrics::render();
     ([("content-type", "text/plain; version=0.0.4")], text).into_response()
+}
+
+/// Sets every gauge to the current value.
+async fn set_gauges(app: &Arc<App>) {
+    let cap = app.config.branch_concurrency;
+    gauge!("forkd_snapshots_total").set(app.store.list().len() as f64);
+    gauge!("forkd_sandboxes_active").set(app.sandboxes.len() as f64);
+    gauge!("forkd_branches_in_flight").set((cap - app.branch_slots.available_permits()) as f64);
+    gauge!("forkd_branch_concurrency_cap").set(cap as f64);
+    gauge!("forkd_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    if let Ok(status) = app.launcher.status().await {
+        let ready: u32 = status.pools.iter().map(|pool| pool.ready).sum();
+        let depth: u32 = status.pools.iter().map(|pool| pool.depth).sum();
+        gauge!("forkd_pool_ready").set(f64::from(ready));
+        gauge!("forkd_pool_depth").set(f64::from(depth));
+        gauge!("forkd_vms_live").set(f64::from(status.live));
+    }
+    if let Ok(usage) = crate::snapshots::usage(app).await {
+        gauge!("forkd_store_bytes").set(usage.physical_bytes as f64);
+        gauge!("forkd_store_free_bytes").set(usage.free_bytes as f64);
+    }
+    if let Ok((own, shared)) = memory(app).await {
+        gauge!("forkd_memory_own_bytes").set(own as f64);
+        gauge!("forkd_memory_shared_bytes").set(shared as f64);
+    }
+    let this = usage(std::process::id());
+    gauge!("forkd_daemon_memory_bytes").set((this.own_bytes + this.shared_bytes) as f64);
+}
+
+/// Bytes that all VMs hold alone, and bytes that the largest VM shares. The sum of all shared bytes would count the same
+/// pages once per child.
+async fn memory(app: &Arc<App>) -> Result<(u64, u64), Error> {
+    app.blocking(|app| {
+        let mut own = 0;
+        let mut shared = 0;
+        for sandbox in app.sandboxes.list() {
+            let used = sandbox.info().pid.map(usage).unwrap_or_default();
+            own += used.own_bytes;
+            shared = used.shared_bytes.max(shared);
+        }
+        Ok((own, shared))
+    })
+    .await
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, ListenAddr, TlsFiles};
+use crate::config::{Config, ConnectionLimits, ListenAddr, TlsFiles};
 use crate::telemetry::Collector;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
@@ -111,6 +111,17 @@ pub struct ServeArgs {
     /// Sandboxes one token may have [default: as many as there may be]
     #[arg(long, env = "FORKD_MAX_SANDBOXES_PER_TOKEN", value_name = "N")]
     max_sandboxes_per_token: Option<usize>,
+    /// TCP connections per listening address
+    #[arg(
+        long,
+        env = "FORKD_MAX_CONNECTIONS",
+        default_value_t = 4096,
+        value_name = "N"
+    )]
+    max_connections: usize,
+    /// TCP connections per remote address (IPv6: per /64) [default: a quarter of --max-connections]
+    #[arg(long, env = "FORKD_MAX_CONNECTIONS_PER_PEER", value_name = "N")]
+    max_connections_per_peer: Option<usize>,
     /// Requests that may be under way at once
     #[arg(
         long,
@@ -210,6 +221,9 @@ impl ServeArgs {
         if self.branch_concurrency == 0 || self.max_sandboxes == 0 || self.max_requests == 0 {
             bail!("--branch-concurrency, --max-sandboxes and --max-requests must be at least 1");
         }
+        if self.max_connections == 0 || self.max_connections_per_peer == Some(0) {
+            bail!("--max-connections and --max-connections-per-peer must be at least 1");
+        }
         check_exposure(&listen, self.token_file.as_deref())?;
         let data_dir = self.data_dir()?;
         Ok(Config {
@@ -226,6 +240,13 @@ impl ServeArgs {
             },
             token_file: self.token_file.clone(),
             tls,
+            connections: ConnectionLimits {
+                tcp: self.max_connections,
+                per_peer: self
+                    .max_connections_per_peer
+                    .unwrap_or(self.max_connections.div_ceil(4)),
+                ..ConnectionLimits::default()
+            },
             spawn_program: program(self.spawn_program.as_deref(), "forkd-spawn")?,
             image_program: program(self.image_program.as_deref(), "forkd-image")?,
             allowed_paths: self.allow_path.clone(),
@@ -392,6 +413,8 @@ mod tests {
             &["--branch-concurrency", "0"],
             &["--bind", "nowhere"],
             &["--max-sandboxes", "0"],
+            &["--max-connections", "0"],
+            &["--max-connections-per-peer", "0"],
         ] {
             assert!(config(args).is_err(), "{args:?}");
         }

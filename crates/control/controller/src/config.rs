@@ -1,26 +1,9 @@
-//! What the daemon was told, checked.
+//! The checked settings of the daemon.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where to listen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListenAddr {
-    /// TCP.
-    Tcp(SocketAddr),
-    /// A Unix socket.
-    Unix(PathBuf),
-}
-
-/// A certificate and its key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// PEM chain.
-    pub cert: PathBuf,
-    /// PEM key.
-    pub key: PathBuf,
-}
+pub use crate::listen::{Limits as ConnectionLimits, ListenAddr, TlsFiles};
 
 /// What the daemon was told.
 #[derive(Debug, Clone)]
@@ -39,6 +22,8 @@ pub struct Config {
     pub token_file: Option<PathBuf>,
     /// TLS for TCP.
     pub tls: Option<TlsFiles>,
+    /// Limits on connections.
+    pub connections: ConnectionLimits,
     /// `forkd-spawn`.
     pub spawn_program: PathBuf,
     /// `forkd-image`.
@@ -82,6 +67,7 @@ impl Config {
             audit_log: None,
             token_file: None,
             tls: None,
+            connections: ConnectionLimits::default(),
             spawn_program: root.join("no-spawn"),
             image_program: root.join("no-image"),
             allowed_paths: Vec::new(),

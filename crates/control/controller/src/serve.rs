@@ -63,6 +63,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let server = Server::new(
         crate::http::router(Arc::clone(&app)),
         tls.clone(),
+        app.config.connections,
         app.stopping.clone(),
     );
     let accepting: Vec<_> = bound

@@ -8,7 +8,7 @@ use forkd_api::{ErrorCode, routes};
 use forkd_controller::app::App;
 use forkd_controller::config::{Config, ListenAddr, TlsFiles};
 use forkd_controller::http::{openapi, openapi_text, router};
-use forkd_controller::listen::{self, Bound, Server};
+use forkd_controller::listen::{self, Bound, Limits, Server};
 use forkd_rest_client::Client;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -447,7 +447,12 @@ async fn everything_works_over_tls_the_terminals_too() {
     };
     let target = format!("https://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    let server = Server::new(router(Arc::clone(&daemon.app)), Some(tls), stop.clone());
+    let server = Server::new(
+        router(Arc::clone(&daemon.app)),
+        Some(tls),
+        Limits::default(),
+        stop.clone(),
+    );
     let accepting = tokio::spawn(server.accept(bound));
 
     let pem = std::fs::read(&files.cert).unwrap();

@@ -15,7 +15,7 @@ mod sandboxes;
 mod snapshots;
 mod stats;
 mod status;
-mod stream;
+pub(crate) mod stream;
 mod terminal;
 mod workspaces;
 

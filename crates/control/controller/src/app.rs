@@ -80,7 +80,7 @@ impl App {
         }
         let db = Db::open(&config.state_file).context("the state cannot be opened")?;
         let auth = Auth::load(config.token_file.as_deref())?;
-        let audit = Audit::open(config.audit_log.as_deref())?;
+        let audit = Audit::open(config.audit_log.as_deref(), config.audit_limits)?;
         let dirs = Dirs {
             data: store.layout().sandboxes(),
             run,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, ConnectionLimits, ListenAddr, TlsFiles};
+use crate::config::{AuditLimits, Config, ConnectionLimits, ListenAddr, TlsFiles};
 use crate::telemetry::Collector;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
@@ -29,10 +29,15 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Print the OpenAPI document
     Openapi,
-    /// Check that an audit log has no line missing or changed
+    /// Check that no line between the first and the last of an audit log is missing or changed
     VerifyAudit {
-        /// The log
-        file: PathBuf,
+        /// The files of the log, the oldest first
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// A digest from the daemon's own log ("head") that must be in the audit log: it shows that the log was not cut
+        /// off or written anew
+        #[arg(long, value_name = "DIGEST")]
+        anchor: Vec<String>,
     },
 }
 
@@ -67,6 +72,17 @@ pub struct ServeArgs {
     /// The audit log; empty for none [default: audit.log in the data directory]
     #[arg(long, env = "FORKD_AUDIT_LOG", value_name = "FILE")]
     audit_log: Option<PathBuf>,
+    /// MiB at which the audit log is rotated
+    #[arg(
+        long,
+        env = "FORKD_AUDIT_MAX_MIB",
+        default_value_t = 64,
+        value_name = "MIB"
+    )]
+    audit_max_mib: u64,
+    /// Rotated audit logs that are kept
+    #[arg(long, env = "FORKD_AUDIT_KEEP", default_value_t = 4, value_name = "N")]
+    audit_keep: u32,
     /// Bearer tokens: one a line, or name=token, or name=b3:DIGEST
     #[arg(long, env = "FORKD_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -237,6 +253,10 @@ impl ServeArgs {
                 Some(path) if path.as_os_str().is_empty() => None,
                 Some(path) => Some(path.clone()),
                 None => Some(data_dir.join("audit.log")),
+            },
+            audit_limits: AuditLimits {
+                max_bytes: self.audit_max_mib.max(1).saturating_mul(MIB),
+                keep: self.audit_keep,
             },
             token_file: self.token_file.clone(),
             tls,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use crate::audit::Limits as AuditLimits;
 pub use crate::listen::{Limits as ConnectionLimits, ListenAddr, TlsFiles};
 
 /// What the daemon was told.
@@ -16,8 +17,10 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// The state database.
     pub state_file: PathBuf,
-    /// The audit log; none if empty.
+    /// The audit log, if there is one.
     pub audit_log: Option<PathBuf>,
+    /// Limits on the files of the audit log.
+    pub audit_limits: AuditLimits,
     /// Tokens; anybody who reaches the socket may do everything if none.
     pub token_file: Option<PathBuf>,
     /// TLS for TCP.
@@ -65,6 +68,7 @@ impl Config {
             run_dir: root.join("run"),
             state_file: root.join("state.db"),
             audit_log: None,
+            audit_limits: AuditLimits::default(),
             token_file: None,
             tls: None,
             connections: ConnectionLimits::default(),

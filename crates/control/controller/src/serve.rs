@@ -27,6 +27,11 @@ const SWEEP: Duration = Duration::from_secs(600);
 /// How often content is removed that sandboxes have let go of.
 const COLLECT: Duration = Duration::from_secs(5);
 
+/// How often counts of refused requests are written to the audit log.
+const AUDIT_SWEEP: Duration = Duration::from_secs(15);
+/// Sweeps after which the head of the audit log goes to the daemon's own log: an hour.
+const SWEEPS_PER_ANCHOR: u32 = 240;
+
 /// Runs the daemon until it is told to stop.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     crate::metrics::install();
@@ -77,6 +82,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
     tokio::spawn(activation::keep_watchdog_quiet(Arc::clone(&app)));
+    tokio::spawn(keep_audit(Arc::clone(&app)));
     signals.until_told(&app, tls.as_ref()).await;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     app.stopping.cancel();
@@ -86,6 +92,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     if tokio::time::timeout(drain, server.drained()).await.is_err() {
         tracing::warn!("requests were still under way");
     }
+    anchor(&app);
     let sandboxes = app.sandboxes.len();
     if sandboxes > 0 {
         tracing::info!(sandboxes, "stopped; sandboxes go on");
@@ -188,6 +195,26 @@ async fn keep_house(app: Arc<App>) {
         if let Err(error) = app.db.expire_keys(before, false).await {
             tracing::warn!(error = chain(&error), "old keys stay");
         }
+    }
+}
+
+/// Writes counts of refused requests to the audit log when they are due, and its head to the daemon's own log.
+async fn keep_audit(app: Arc<App>) {
+    let mut ticks = tokio::time::interval(AUDIT_SWEEP);
+    let mut since = 0;
+    while next(&app, &mut ticks).await {
+        app.audit.sweep();
+        since += 1;
+        if since >= SWEEPS_PER_ANCHOR {
+            anchor(&app);
+            since = 0;
+        }
+    }
+}
+
+fn anchor(app: &App) {
+    if let Some(head) = app.audit.head() {
+        tracing::info!(head, "the audit log ends with the line of this digest");
     }
 }
 

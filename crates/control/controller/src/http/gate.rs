@@ -14,7 +14,7 @@ use tracing::Instrument;
 use super::errors::{Failure, REQUEST_ID};
 use super::rate::Rates;
 use crate::app::App;
-use crate::audit::Line;
+use crate::audit::{self, Line};
 use crate::auth::{Actor, Denied};
 use crate::listen::Peer;
 use crate::telemetry;
@@ -47,13 +47,14 @@ pub async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) ->
         .cloned()
         .unwrap_or_default();
     let ua = text(&request, &header::USER_AGENT, 200);
-    let (actor, admitted) = match admit(&gate, &request, &peer) {
+    let (actor, refusal) = match admit(&gate, &request, &peer) {
         Ok(actor) => (actor, None),
         Err((actor, failure)) => (actor, Some(failure)),
     };
     request.extensions_mut().insert(actor.clone());
+    let is_refused = refusal.is_some();
     let serve = async {
-        if let Some(failure) = admitted {
+        if let Some(failure) = refusal {
             return failure.into_response();
         }
         let Ok(_slot) = gate.slots.try_acquire() else {
@@ -76,18 +77,26 @@ pub async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) ->
     crate::metrics::request_served(&method, latency);
     tracing::debug!(%method, path, status, actor = %actor, id, us = crate::clock::micros(latency), "request");
     if !matches!(path.as_str(), "/healthz" | "/healthz/" | "/metrics") {
-        gate.app.audit.write(Line {
-            ts: humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string(),
+        let line = Line {
+            ts: audit::now_text(),
             actor: actor.0,
-            remote: peer.remote,
+            remote: peer.remote.clone(),
             method: method.to_string(),
             path,
             status,
             latency_us: crate::clock::micros(latency),
             ua,
             request_id: id,
-            prev: String::new(),
-        });
+            ..Line::default()
+        };
+        if is_refused {
+            let key = peer.key().map(|address| address.to_string());
+            gate.app
+                .audit
+                .write_refused(key.as_ref().unwrap_or(&peer.remote), line);
+        } else {
+            gate.app.audit.write(line);
+        }
     }
     response
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
 use forkd_edge::activation;
-use forkd_edge::config::{EdgeConfig, ListenAddr, TlsFiles};
+use forkd_edge::config::{AuditLimits, ConnectionLimits, EdgeConfig, ListenAddr, TlsFiles};
 use forkd_edge::telemetry::Collector;
 use forkd_sandboxes::config::Config;
 
@@ -31,10 +31,15 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Print the OpenAPI document
     Openapi,
-    /// Check that an audit log has no line missing or changed
+    /// Check that no line between the first and the last of an audit log is missing or changed
     VerifyAudit {
-        /// The log
-        file: PathBuf,
+        /// The files of the log, the oldest first
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// A digest from the daemon's own log ("head") that must be in the audit log: it shows that the log was not cut
+        /// off or written anew
+        #[arg(long, value_name = "DIGEST")]
+        anchor: Vec<String>,
     },
 }
 
@@ -80,6 +85,17 @@ pub struct ServeArgs {
     /// The audit log; empty for none [default: audit.log in the data directory]
     #[arg(long, env = "FORKD_AUDIT_LOG", value_name = "FILE")]
     audit_log: Option<PathBuf>,
+    /// MiB at which the audit log is rotated
+    #[arg(
+        long,
+        env = "FORKD_AUDIT_MAX_MIB",
+        default_value_t = 64,
+        value_name = "MIB"
+    )]
+    audit_max_mib: u64,
+    /// Rotated audit logs that are kept
+    #[arg(long, env = "FORKD_AUDIT_KEEP", default_value_t = 4, value_name = "N")]
+    audit_keep: u32,
     /// Bearer tokens: one a line, or name=token, or name=b3:DIGEST
     #[arg(long, env = "FORKD_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -124,6 +140,17 @@ pub struct ServeArgs {
     /// Sandboxes one token may have [default: as many as there may be]
     #[arg(long, env = "FORKD_MAX_SANDBOXES_PER_TOKEN", value_name = "N")]
     max_sandboxes_per_token: Option<usize>,
+    /// TCP connections per listening address
+    #[arg(
+        long,
+        env = "FORKD_MAX_CONNECTIONS",
+        default_value_t = 4096,
+        value_name = "N"
+    )]
+    max_connections: usize,
+    /// TCP connections per remote address (IPv6: per /64) [default: a quarter of --max-connections]
+    #[arg(long, env = "FORKD_MAX_CONNECTIONS_PER_PEER", value_name = "N")]
+    max_connections_per_peer: Option<usize>,
     /// Requests that may be under way at once
     #[arg(
         long,
@@ -223,6 +250,9 @@ impl ServeArgs {
         if self.branch_concurrency == 0 || self.max_sandboxes == 0 || self.max_requests == 0 {
             bail!("--branch-concurrency, --max-sandboxes and --max-requests must be at least 1");
         }
+        if self.max_connections == 0 || self.max_connections_per_peer == Some(0) {
+            bail!("--max-connections and --max-connections-per-peer must be at least 1");
+        }
         check_exposure(&listen, self.token_file.as_deref())?;
         let data_dir = self.data_dir()?;
         let edge = EdgeConfig {
@@ -232,8 +262,19 @@ impl ServeArgs {
                 Some(path) => Some(path.clone()),
                 None => Some(data_dir.join("audit.log")),
             },
+            audit_limits: AuditLimits {
+                max_bytes: self.audit_max_mib.max(1).saturating_mul(MIB),
+                keep: self.audit_keep,
+            },
             token_file: self.token_file.clone(),
             tls,
+            connections: ConnectionLimits {
+                tcp: self.max_connections,
+                per_peer: self
+                    .max_connections_per_peer
+                    .unwrap_or(self.max_connections.div_ceil(4)),
+                ..ConnectionLimits::default()
+            },
             max_requests: self.max_requests,
             requests_per_second: self.requests_per_second,
         };
@@ -411,6 +452,8 @@ mod tests {
             &["--branch-concurrency", "0"],
             &["--bind", "nowhere"],
             &["--max-sandboxes", "0"],
+            &["--max-connections", "0"],
+            &["--max-connections-per-peer", "0"],
         ] {
             assert!(config(args).is_err(), "{args:?}");
         }

@@ -1,10 +1,12 @@
 //! `forkd-controller`: wiring only.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
 use forkd_controller::args::{Cli, Command};
+use forkd_edge::audit;
 use forkd_edge::telemetry::{self, Export};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -44,16 +46,29 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             print!("{}", forkd_planes::rest::openapi_text());
             Ok(())
         }
-        Command::VerifyAudit { file } => {
-            let text = std::fs::read_to_string(&file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            match forkd_edge::audit::verify(&text) {
-                Ok(count) => println!("{count} lines, none missing or changed"),
-                Err(number) => anyhow::bail!("line {number} does not follow the one before it"),
-            }
-            Ok(())
+        Command::VerifyAudit { files, anchor } => verify_audit(&files, &anchor),
+    }
+}
+
+fn verify_audit(files: &[PathBuf], anchors: &[String]) -> anyhow::Result<()> {
+    let mut text = String::new();
+    for file in files {
+        let more = std::fs::read_to_string(file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        text.push_str(&more);
+    }
+    match audit::verify(&text) {
+        Ok(count) => {
+            println!("{count} lines, none missing or changed between the first and the last")
+        }
+        Err(number) => anyhow::bail!("line {number} does not follow the one before it"),
+    }
+    for anchor in anchors {
+        if !audit::has_anchor(&text, anchor) {
+            anyhow::bail!("no line has the digest {anchor}: the log was cut off or written anew");
         }
     }
+    Ok(())
 }
 
 fn log_to_stderr(json: bool, traces: Option<&Export>) {

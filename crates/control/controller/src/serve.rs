@@ -31,6 +31,11 @@ const SWEEP: Duration = Duration::from_secs(600);
 /// How often content is removed that sandboxes have let go of.
 const COLLECT: Duration = Duration::from_secs(5);
 
+/// How often counts of refused requests are written to the audit log.
+const AUDIT_SWEEP: Duration = Duration::from_secs(15);
+/// Sweeps after which the head of the audit log goes to the daemon's own log: an hour.
+const SWEEPS_PER_ANCHOR: u32 = 240;
+
 /// Runs the daemon until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     metrics::install();
@@ -71,6 +76,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let server = Server::new(
         gate.guard(forkd_planes::rest::router(Arc::clone(&app))),
         tls.clone(),
+        edge.connections,
         app.stopping.clone(),
     );
     let accepting: Vec<_> = bound
@@ -80,9 +86,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tracing::info!(addresses = ?edge.listen, version = env!("CARGO_PKG_VERSION"), "listening");
     // Without systemd there is nobody to notify.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tokio::spawn(metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
     tokio::spawn(watchdog::keep_watchdog_quiet(Arc::clone(&app)));
+    tokio::spawn(keep_audit(Arc::clone(&app), gate.clone()));
     signals
         .until_told(&gate, tls.as_ref().zip(edge.tls.as_ref()))
         .await;
@@ -94,6 +102,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     if tokio::time::timeout(drain, server.drained()).await.is_err() {
         tracing::warn!("requests were still under way");
     }
+    anchor(&gate);
     let sandboxes = app.sandboxes.len();
     if sandboxes > 0 {
         tracing::info!(sandboxes, "stopped; sandboxes go on");
@@ -196,6 +205,26 @@ async fn keep_house(app: Arc<App>) {
         if let Err(error) = app.db.expire_keys(before, false).await {
             tracing::warn!(error = chain(&error), "old keys stay");
         }
+    }
+}
+
+/// Writes counts of refused requests to the audit log when they are due, and its head to the daemon's own log.
+async fn keep_audit(app: Arc<App>, gate: Gate) {
+    let mut ticks = tokio::time::interval(AUDIT_SWEEP);
+    let mut since = 0;
+    while next(&app, &mut ticks).await {
+        gate.audit.sweep();
+        since += 1;
+        if since >= SWEEPS_PER_ANCHOR {
+            anchor(&gate);
+            since = 0;
+        }
+    }
+}
+
+fn anchor(gate: &Gate) {
+    if let Some(head) = gate.audit.head() {
+        tracing::info!(head, "the audit log ends with the line of this digest");
     }
 }
 

@@ -7,7 +7,7 @@ use axum::http::{Request, Response, StatusCode};
 use forkd_api::{ErrorCode, routes};
 use forkd_edge::config::{EdgeConfig, ListenAddr, TlsFiles};
 use forkd_edge::gate::Gate;
-use forkd_edge::listen::{self, Bound, Server};
+use forkd_edge::listen::{self, Bound, Limits, Server};
 use forkd_planes::rest::{openapi, openapi_text, router};
 use forkd_rest_client::Client;
 use forkd_sandboxes::app::App;
@@ -458,7 +458,7 @@ async fn everything_works_over_tls_the_terminals_too() {
     };
     let target = format!("https://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    let server = Server::new(daemon.router(), Some(tls), stop.clone());
+    let server = Server::new(daemon.router(), Some(tls), Limits::default(), stop.clone());
     let accepting = tokio::spawn(server.accept(bound));
 
     let pem = std::fs::read(&files.cert).unwrap();

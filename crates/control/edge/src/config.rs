@@ -1,25 +1,9 @@
 //! How the front door is set up, checked.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Where to listen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListenAddr {
-    /// TCP.
-    Tcp(SocketAddr),
-    /// A Unix socket.
-    Unix(PathBuf),
-}
-
-/// A certificate and its key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// PEM chain.
-    pub cert: PathBuf,
-    /// PEM key.
-    pub key: PathBuf,
-}
+pub use crate::audit::Limits as AuditLimits;
+pub use crate::listen::{Limits as ConnectionLimits, ListenAddr, TlsFiles};
 
 /// How the front door is set up.
 #[derive(Debug, Clone)]
@@ -28,10 +12,14 @@ pub struct EdgeConfig {
     pub listen: Vec<ListenAddr>,
     /// The audit log; none if empty.
     pub audit_log: Option<PathBuf>,
+    /// Limits on the files of the audit log.
+    pub audit_limits: AuditLimits,
     /// Tokens; anybody who reaches the socket may do everything if none.
     pub token_file: Option<PathBuf>,
     /// TLS for TCP.
     pub tls: Option<TlsFiles>,
+    /// Limits on connections.
+    pub connections: ConnectionLimits,
     /// Requests that may be under way at once.
     pub max_requests: usize,
     /// Requests one actor may make in a second; 0 is no limit.
@@ -44,8 +32,10 @@ impl EdgeConfig {
         Self {
             listen: Vec::new(),
             audit_log: None,
+            audit_limits: AuditLimits::default(),
             token_file: None,
             tls: None,
+            connections: ConnectionLimits::default(),
             max_requests: 16,
             requests_per_second: 0,
         }

@@ -12,7 +12,7 @@ use forkd_api::ErrorCode;
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
-use crate::audit::{Audit, Line};
+use crate::audit::{self, Audit, Line};
 use crate::auth::{Actor, Auth, Denied};
 use crate::config::EdgeConfig;
 use crate::errors::{Failure, REQUEST_ID};
@@ -42,7 +42,10 @@ impl Gate {
     pub fn open(config: &EdgeConfig) -> anyhow::Result<Self> {
         Ok(Self {
             auth: Arc::new(Auth::load(config.token_file.as_deref())?),
-            audit: Arc::new(Audit::open(config.audit_log.as_deref())?),
+            audit: Arc::new(Audit::open(
+                config.audit_log.as_deref(),
+                config.audit_limits,
+            )?),
             slots: Arc::new(Semaphore::new(config.max_requests)),
             rates: Arc::new(Rates::new(config.requests_per_second)),
         })
@@ -67,13 +70,14 @@ async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Res
         .cloned()
         .unwrap_or_default();
     let ua = text(&request, &header::USER_AGENT, 200);
-    let (actor, admitted) = match admit(&gate, &request, &peer) {
+    let (actor, refusal) = match admit(&gate, &request, &peer) {
         Ok(actor) => (actor, None),
         Err((actor, failure)) => (actor, Some(failure)),
     };
     request.extensions_mut().insert(actor.clone());
+    let is_refused = refusal.is_some();
     let serve = async {
-        if let Some(failure) = admitted {
+        if let Some(failure) = refusal {
             return failure.into_response();
         }
         let Ok(_slot) = gate.slots.try_acquire() else {
@@ -93,22 +97,28 @@ async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Res
     }
     let status = response.status().as_u16();
     let latency = started.elapsed();
-    metrics::histogram!("forkd_request_seconds", "method" => method.to_string())
-        .record(latency.as_secs_f64());
+    crate::metrics::request_served(&method, latency);
     tracing::debug!(%method, path, status, actor = %actor, id, us = forkd_sandboxes::clock::micros(latency), "request");
     if !matches!(path.as_str(), "/healthz" | "/healthz/" | "/metrics") {
-        gate.audit.write(Line {
-            ts: humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string(),
+        let line = Line {
+            ts: audit::now_text(),
             actor: actor.0,
-            remote: peer.remote,
+            remote: peer.remote.clone(),
             method: method.to_string(),
             path,
             status,
             latency_us: forkd_sandboxes::clock::micros(latency),
             ua,
             request_id: id,
-            prev: String::new(),
-        });
+            ..Line::default()
+        };
+        if is_refused {
+            let key = peer.key().map(|address| address.to_string());
+            gate.audit
+                .write_refused(key.as_ref().unwrap_or(&peer.remote), line);
+        } else {
+            gate.audit.write(line);
+        }
     }
     response
 }

@@ -1,18 +1,27 @@
-//! Numbers for Prometheus.
+//! Metrics in the format of Prometheus: the recorder, the names, the text.
+//!
+//! Invariant: every label value comes from a closed set. The recorder keeps a series for each set of labels for as long
+//! as the daemon runs, so a label that a client chooses would be memory that a client fills. Histograms keep raw samples
+//! until [`run_upkeep`] folds them into buckets; [`keep_drained`] does so every few seconds, scraped or not.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
+use axum::http::Method;
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio_util::sync::CancellationToken;
 
 static HANDLE: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
-/// From half a millisecond to half a minute.
+/// How often raw samples of histograms are folded into buckets.
+const UPKEEP: Duration = Duration::from_secs(5);
+/// Upper bounds of the buckets of every histogram of seconds: half a millisecond to half a minute.
 const SECONDS: &[f64] = &[
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 ];
 
-/// Begins to count. A second call does nothing.
+/// Installs the recorder. A second call does nothing.
 pub fn install() {
     HANDLE.get_or_init(|| {
         let handle = PrometheusBuilder::new()
@@ -126,11 +135,35 @@ fn describe() {
     );
 }
 
-/// The text that Prometheus reads.
+/// Counts a request. The method is a label, so methods outside the known set share one value.
+pub fn request_served(method: &Method, latency: Duration) {
+    metrics::histogram!("forkd_request_seconds", "method" => crate::telemetry::method_label(method))
+        .record(latency.as_secs_f64());
+}
+
+fn handle() -> Option<&'static PrometheusHandle> {
+    HANDLE.get().and_then(Option::as_ref)
+}
+
+/// Folds the raw samples of histograms into their buckets.
+pub fn run_upkeep() {
+    if let Some(handle) = handle() {
+        handle.run_upkeep();
+    }
+}
+
+/// Runs the upkeep until the daemon stops.
+pub async fn keep_drained(stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(UPKEEP);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => run_upkeep(),
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// The text that Prometheus reads. The caller sets the gauges first.
 pub fn render() -> String {
-    HANDLE
-        .get()
-        .and_then(Option::as_ref)
-        .map(PrometheusHandle::render)
-        .unwrap_or_default()
+    handle().map(PrometheusHandle::render).unwrap_or_default()
 }

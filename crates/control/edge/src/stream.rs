@@ -1,14 +1,17 @@
-//! Answers that come line by line.
+//! Responses that come line by line, and responses that hold something until their last byte.
 
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use futures::{Stream, StreamExt};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde::Serialize;
 
-/// How the lines are wrapped.
+/// How lines are framed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
     /// One JSON object a line.
@@ -18,7 +21,7 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Events if the client asks for them, else lines.
+    /// Server-sent events if the client accepts them, else lines.
     pub fn wanted(headers: &HeaderMap) -> Self {
         let accept = headers
             .get(header::ACCEPT)
@@ -47,7 +50,7 @@ impl Framing {
     }
 }
 
-/// An answer that sends each item as it comes.
+/// A response that sends each item as it comes.
 pub fn respond<T: Serialize + 'static>(
     framing: Framing,
     items: impl Stream<Item = T> + Send + 'static,
@@ -64,4 +67,53 @@ pub fn respond<T: Serialize + 'static>(
         header::HeaderValue::from_static("no-store"),
     );
     response
+}
+
+/// Keeps `held` until the body of the response was sent to its end or the client is gone.
+pub fn holding(response: Response, held: impl Send + Unpin + 'static) -> Response {
+    response.map(|body| Body::new(Holding { body, _held: held }))
+}
+
+struct Holding<H> {
+    body: Body,
+    _held: H,
+}
+
+impl<H: Unpin> HttpBody for Holding<H> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn a_body_holds_until_it_is_dropped() {
+        let held = Arc::new(());
+        let (sender, items) = futures::channel::mpsc::unbounded::<u8>();
+        let response = holding(respond(Framing::Lines, items), Arc::clone(&held));
+        let mut body = response.into_body().into_data_stream();
+        sender.unbounded_send(7).unwrap();
+        assert_eq!(body.next().await.unwrap().unwrap(), "7\n");
+        assert_eq!(Arc::strong_count(&held), 2);
+        drop(body);
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
 }

@@ -129,6 +129,9 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     branch_concurrency: usize,
+    /// Parents that may be built at once
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    max_builds: usize,
     /// Sandboxes there may be
     #[arg(
         long,
@@ -247,8 +250,17 @@ impl ServeArgs {
             (None, None) => None,
             _ => bail!("--tls-cert and --tls-key belong together"),
         };
-        if self.branch_concurrency == 0 || self.max_sandboxes == 0 || self.max_requests == 0 {
-            bail!("--branch-concurrency, --max-sandboxes and --max-requests must be at least 1");
+        if [
+            self.branch_concurrency,
+            self.max_builds,
+            self.max_sandboxes,
+            self.max_requests,
+        ]
+        .contains(&0)
+        {
+            bail!(
+                "--branch-concurrency, --max-builds, --max-sandboxes and --max-requests must be at least 1"
+            );
         }
         if self.max_connections == 0 || self.max_connections_per_peer == Some(0) {
             bail!("--max-connections and --max-connections-per-peer must be at least 1");
@@ -288,6 +300,7 @@ impl ServeArgs {
             image_program: program(self.image_program.as_deref(), "forkd-image")?,
             allowed_paths: self.allow_path.clone(),
             branch_concurrency: self.branch_concurrency,
+            max_builds: self.max_builds,
             max_sandboxes: self.max_sandboxes,
             max_sandboxes_per_token: self.max_sandboxes_per_token.unwrap_or(self.max_sandboxes),
             max_lifetime: self.max_lifetime.map(Into::into),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
-use forkd_vmm_link::Endings;
+use forkd_vmm_link::{Endings, SpawnerError};
 use forkd_vmm_proto::Shape;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -13,8 +13,9 @@ use crate::config::Config;
 use crate::error::{Error, chain};
 use crate::events::Events;
 use crate::launch::{Cgroups, Dirs, Launcher};
+use crate::limits::Limits;
 use crate::ops::writing::WritingTags;
-use crate::sandbox::{Registry, Sandbox};
+use crate::sandbox::{Registry, SandboxHandle};
 use crate::state::{Db, SandboxRecord};
 use crate::touched::Touched;
 
@@ -41,8 +42,8 @@ pub struct App {
     pub touched: Touched,
     /// What happened.
     pub events: Events,
-    /// Branches that may be under way at once.
-    pub branch_slots: Arc<Semaphore>,
+    /// Every limit, and what is reserved under it.
+    pub limits: Limits,
     /// Children that may be starting at once.
     pub start_slots: Semaphore,
     /// The daemon is about to stop.
@@ -85,7 +86,7 @@ impl App {
             endings,
         );
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let branch_slots = Arc::new(Semaphore::new(config.branch_concurrency));
+        let limits = Limits::new(&config);
         let app = Arc::new(Self {
             config,
             db,
@@ -97,7 +98,7 @@ impl App {
             writing: WritingTags::default(),
             touched,
             events: Events::default(),
-            branch_slots,
+            limits,
             start_slots: Semaphore::new(STARTS_PER_CPU * cpus),
             stopping: CancellationToken::new(),
             workspace_locks: crate::ops::workspaces::Locks::default(),
@@ -157,7 +158,7 @@ impl App {
     }
 
     /// Ends a VM's process for certain and removes everything of the sandbox.
-    pub async fn forget(self: &Arc<Self>, sandbox: &Arc<Sandbox>, lease: Lease) {
+    pub async fn forget(self: &Arc<Self>, sandbox: &Arc<SandboxHandle>, lease: Lease) {
         let id = sandbox.id.clone();
         if let Err(error) = self.launcher.kill(&id).await {
             tracing::error!(sandbox = %id, error = chain(&error), "the VMM process could not be ended");
@@ -183,16 +184,11 @@ impl App {
         sandbox.gone.cancel();
     }
 
-    /// Asks for shells of the shape that was just used, in place of those of another; the answer is not waited for.
-    pub fn refill(self: &Arc<Self>, shape: Shape) {
+    /// Keeps shells of the shape that was used last, in place of those of another.
+    pub async fn keep_ready(&self, shape: Shape) -> Result<(), SpawnerError> {
         if self.config.pool == 0 {
-            return;
+            return Ok(());
         }
-        let app = Arc::clone(self);
-        tokio::spawn(async move {
-            if let Err(error) = app.launcher.keep_ready(shape, app.config.pool).await {
-                tracing::debug!(error = chain(&error), "the pool was not set");
-            }
-        });
+        self.launcher.keep_ready(shape, self.config.pool).await
     }
 }

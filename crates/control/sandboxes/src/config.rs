@@ -20,6 +20,8 @@ pub struct Config {
     pub allowed_paths: Vec<PathBuf>,
     /// Branches that may be under way at once.
     pub branch_concurrency: usize,
+    /// Parents that may be built at once.
+    pub max_builds: usize,
     /// Sandboxes there may be.
     pub max_sandboxes: usize,
     /// Sandboxes one token may have.
@@ -49,6 +51,7 @@ impl Config {
             image_program: root.join("no-image"),
             allowed_paths: Vec::new(),
             branch_concurrency: 4,
+            max_builds: 2,
             max_sandboxes: 10,
             max_sandboxes_per_token: 10,
             max_lifetime: None,

@@ -153,6 +153,17 @@ impl Error {
         }
     }
 
+    /// The VMM refused a command. Any other failure of a call leaves open how far the VMM came.
+    pub fn is_vmm_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Vmm {
+                source: VmmCallError::Refused(_),
+                ..
+            }
+        )
+    }
+
     /// What a program can act on.
     pub fn code(&self) -> ErrorCode {
         match self {

@@ -30,7 +30,7 @@ pub async fn sample(app: &Arc<App>) {
     let cap = app.config.branch_concurrency;
     gauge!("forkd_snapshots_total").set(app.store.list().len() as f64);
     gauge!("forkd_sandboxes_active").set(app.sandboxes.len() as f64);
-    gauge!("forkd_branches_in_flight").set((cap - app.branch_slots.available_permits()) as f64);
+    gauge!("forkd_branches_in_flight").set(app.limits.cuts_under_way() as f64);
     gauge!("forkd_branch_concurrency_cap").set(cap as f64);
     gauge!("forkd_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     if let Ok(status) = app.launcher.status().await {

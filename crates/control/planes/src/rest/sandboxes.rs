@@ -24,7 +24,7 @@ use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{self, Branched, parse_tag};
 use forkd_sandboxes::ops::spawn::{self, CreateRequest};
-use forkd_sandboxes::sandbox::Ask;
+use forkd_sandboxes::sandbox::{Ask, Changes};
 use forkd_sandboxes::trace;
 
 /// The most labels one object has.
@@ -186,25 +186,12 @@ pub async fn start(
                 let infos = spawn::create(&app, wish).await?;
                 return Ok((StatusCode::CREATED, serde_json::to_value(infos)));
             }
-            let infos = launched(&app, wish).await?;
+            let children = spawn::start(&app, wish).await?;
+            let infos: Vec<_> = children.iter().map(|child| child.info()).collect();
             Ok((StatusCode::ACCEPTED, serde_json::to_value(infos)))
         }
     };
     idempotency::once(&app, &actor, &headers, "create", &request, work).await
-}
-
-/// Answers when the children are entered, and starts them in the background. Only what can be seen by then is refused.
-async fn launched(app: &Arc<App>, wish: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
-    let source = spawn::open(app, &wish.tag).await?;
-    let launch = spawn::launch(app, wish, source).await?;
-    let infos = launch.infos();
-    let app = Arc::clone(app);
-    trace::spawn(async move {
-        if let Err(error) = launch.finish(&app).await {
-            tracing::warn!(error = error.chain(), "children were not started");
-        }
-    });
-    Ok(infos)
 }
 
 /// One sandbox.
@@ -231,21 +218,14 @@ pub async fn update(
         None => None,
         Some(seconds) => Some(expiry(&app, Some(seconds))?),
     };
-    let labels = request.labels.map(checked_labels).transpose()?;
-    let record = sandbox.update(|record| {
-        if let Some(expires) = expires {
-            record.expires_at_unix = expires;
-        }
-        if let Some(labels) = labels {
-            record.labels = labels;
-        }
-    });
-    app.db
-        .put_sandboxes(vec![record])
-        .await
-        .map_err(Error::from)?;
-    sandbox.ask(Ask::Rescheduled)?;
-    Ok(Json(sandbox.info()))
+    let changes = Changes {
+        expires_at_unix: expires,
+        labels: request.labels.map(checked_labels).transpose()?,
+    };
+    let (sender, done) = oneshot::channel();
+    sandbox.ask(Ask::Update(changes, sender))?;
+    let info = done.await.map_err(|_| sandbox.not_running())??;
+    Ok(Json(info))
 }
 
 /// Ends a sandbox. Answers when nothing of it is left.

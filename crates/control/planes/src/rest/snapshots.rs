@@ -16,6 +16,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::sandboxes::checked_labels;
+use forkd_edge::auth::Actor;
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::{Body, Params, PathTag};
 use forkd_sandboxes::app::App;
@@ -47,12 +48,13 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<SnapshotInfo>>
 ))]
 pub async fn create(
     State(app): State<Arc<App>>,
+    actor: Actor,
     Body(request): Body<CreateSnapshot>,
 ) -> Answer<(StatusCode, Json<SnapshotInfo>)> {
     let tag = parse_tag(&request.tag)?;
     let wait = request.wait;
-    let wish = build_request(request)?;
-    let claimed = claim(&app, &tag, None).await?;
+    let wish = build_request(request, actor)?;
+    let claimed = claim(&app, &tag, None)?;
     let work = {
         let app = Arc::clone(&app);
         // A task of its own: a client that goes away does not leave a parent half built.
@@ -62,13 +64,8 @@ pub async fn create(
         let info = work.await.map_err(|_| Error::Task)??;
         return Ok((StatusCode::CREATED, Json(info)));
     }
-    let found = app
-        .writing
-        .list()
-        .into_iter()
-        .find(|(found, _)| *found == tag);
-    match found {
-        Some((_, writing)) => {
+    match app.writing.get(&tag) {
+        Some(writing) => {
             let info = snapshots::writing_info(&app, &tag, &writing);
             Ok((StatusCode::ACCEPTED, Json(info)))
         }
@@ -79,7 +76,7 @@ pub async fn create(
     }
 }
 
-fn build_request(request: CreateSnapshot) -> Result<BuildRequest, Failure> {
+fn build_request(request: CreateSnapshot, actor: Actor) -> Result<BuildRequest, Failure> {
     let bad = |message: String| Failure::new(ErrorCode::InvalidRequest, message);
     if request.boot_wait_secs > MAX_BOOT_WAIT {
         return Err(bad(format!("boot_wait_secs is at most {MAX_BOOT_WAIT}")));
@@ -130,6 +127,7 @@ fn build_request(request: CreateSnapshot) -> Result<BuildRequest, Failure> {
         warmup_code: request.warmup_code,
         timeout: Duration::from_secs(timeout),
         labels: checked_labels(request.labels)?,
+        owner: actor.0,
     })
 }
 

@@ -30,15 +30,26 @@ pub struct NewDisk {
     pub size: u64,
 }
 
-/// What a VM starts with, open.
+/// A new, empty layer of a disk.
+#[derive(Debug)]
+pub struct NewLayer {
+    /// The slot of the disk.
+    pub slot: usize,
+    /// The name of the file in the VM's directory.
+    pub name: String,
+    /// The file, open for reading and writing.
+    pub file: File,
+}
+
+/// The open files that a VM starts with.
 #[derive(Debug)]
 pub struct VmFiles {
     /// Its socket device.
     pub vsock: UnixListener,
     /// Its console.
     pub console: File,
-    /// Writable layers, in the order they were asked for, with their file names.
-    pub layers: Vec<(String, File)>,
+    /// New layers of writable disks, in the order of their slots.
+    pub layers: Vec<NewLayer>,
 }
 
 impl Dirs {
@@ -57,31 +68,14 @@ impl Dirs {
         self.vm(id).join("console.log")
     }
 
-    /// Makes the directory, the console, the socket and an empty layer for each disk.
-    pub fn create(
-        &self,
-        id: &SandboxId,
-        disks: &[NewDisk],
-        max_bytes: u64,
-    ) -> Result<VmFiles, Error> {
+    /// Makes the directory, the console and the socket of a VM; the caller adds layers.
+    pub fn create(&self, id: &SandboxId) -> Result<VmFiles, Error> {
         let dir = self.vm(id);
         std::fs::create_dir(&dir).map_err(Error::io("create", &dir))?;
-        let made = self.fill(id, disks, max_bytes);
-        if made.is_err() {
-            self.remove(id);
-        }
-        made
-    }
-
-    fn fill(&self, id: &SandboxId, disks: &[NewDisk], max_bytes: u64) -> Result<VmFiles, Error> {
-        let layers = disks
-            .iter()
-            .map(|disk| self.new_layer(id, *disk, 0, max_bytes))
-            .collect::<Result<_, _>>()?;
         Ok(VmFiles {
             vsock: self.listen(id)?,
             console: self.open_console(id)?,
-            layers,
+            layers: Vec::new(),
         })
     }
 
@@ -110,7 +104,7 @@ impl Dirs {
         disk: NewDisk,
         number: usize,
         max_bytes: u64,
-    ) -> Result<(String, File), Error> {
+    ) -> Result<NewLayer, Error> {
         let name = format!("disk{}-{number}.layer", disk.slot);
         let path = self.vm(id).join(&name);
         let layer = LayerHeader::new(disk.size, max_bytes).map_err(|error| {
@@ -133,7 +127,11 @@ impl Dirs {
             gone(std::fs::remove_file(&path), &path);
             return Err(Error::io("write", &path)(error));
         }
-        Ok((name, file))
+        Ok(NewLayer {
+            slot: disk.slot,
+            name,
+            file,
+        })
     }
 
     /// Removes everything of a VM. What stays is removed at the next start.
@@ -206,12 +204,12 @@ mod tests {
             size: 1 << 20,
         };
         let make = || dirs.new_layer(&id, disk, 3, 0).unwrap();
-        let (name, old) = make();
-        old.write_all_at(b"half", 0).unwrap();
-        let (again, new) = make();
-        assert_eq!(name, again);
+        let old = make();
+        old.file.write_all_at(b"half", 0).unwrap();
+        let new = make();
+        assert_eq!(old.name, new.name);
         let mut head = [0; 4];
-        new.read_exact_at(&mut head, 0).unwrap();
+        new.file.read_exact_at(&mut head, 0).unwrap();
         assert_ne!(&head, b"half");
     }
 }

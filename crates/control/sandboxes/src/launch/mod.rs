@@ -10,7 +10,7 @@ mod spawn;
 mod vm;
 
 pub use cgroup::Cgroups;
-pub use dirs::{Dirs, NewDisk, VmFiles};
+pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
 pub use fds::{FdList, SnapshotFiles};
 pub use spawn::Launcher;
 pub use vm::{BootInput, boot, check_engine, restore, shape};

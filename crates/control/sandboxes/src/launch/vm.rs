@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use forkd_api::ErrorCode;
-use forkd_store::{Cpu, DiskManifest, Manifest};
+use forkd_store::{Cpu, Manifest};
 use forkd_types::{Engine, MiB};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{
@@ -78,7 +78,7 @@ pub async fn boot(vmm: &Vmm, input: &BootInput, files: &VmFiles) -> Result<(), E
             layers: files
                 .layers
                 .iter()
-                .map(|(_, file)| fds.push(file))
+                .map(|layer| fds.push(&layer.file))
                 .collect(),
             read_only: input.read_only,
             serial: input.serial.clone(),
@@ -109,14 +109,12 @@ pub async fn restore(
     let mut fds = FdList::default();
     let state = fds.push(&snapshot.state);
     let memory = snapshot.memory_image(&mut fds);
-    let mut own = files.layers.iter();
     let mut disks = Vec::with_capacity(manifest.disks.len());
-    for (disk, opened) in manifest.disks.iter().zip(&snapshot.disks) {
+    for (slot, (disk, opened)) in manifest.disks.iter().zip(&snapshot.disks).enumerate() {
         let base = fds.push(&opened.base);
         let mut layers: Vec<_> = opened.layers.iter().map(|file| fds.push(file)).collect();
-        if writable(disk) {
-            layers.extend(own.next().map(|(_, file)| fds.push(file)));
-        }
+        let own = files.layers.iter().find(|layer| layer.slot == slot);
+        layers.extend(own.map(|layer| fds.push(&layer.file)));
         disks.push(DiskSpec {
             base,
             layers,
@@ -146,11 +144,6 @@ pub async fn restore(
     vmm.run(Command::Restore(Box::new(spec)), &fds.finish()?)
         .await
         .map_err(Error::vmm("the snapshot could not be restored"))
-}
-
-/// The disk gets a layer of its own in every VM.
-pub fn writable(disk: &DiskManifest) -> bool {
-    !disk.read_only
 }
 
 fn console<'a>(fds: &mut FdList<'a>, file: &'a File) -> ConsoleSpec {

@@ -1,4 +1,4 @@
-//! From a request to branch to a cut in the sandbox's queue.
+//! Branching a running sandbox: a durable snapshot under a name, while the sandbox goes on.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
-use crate::ops::snapshots::{HIDDEN, is_hidden, writing_info};
+use crate::ops::snapshots::writing_info;
 use crate::ops::writing::Claimed;
-use crate::sandbox::{Ask, BranchAsk, BranchDone, CutMode, Sandbox};
-use crate::trace::TARGET;
+use crate::sandbox::{Ask, Caller, CutAsk, CutDone, CutMode, Destination, SandboxHandle};
+use crate::trace::{self, TARGET};
 
-/// A checked wish for a branch.
+/// A checked request for a branch.
 #[derive(Debug, Clone)]
 pub struct Branch {
     /// The tag to make; one is made up if missing.
@@ -78,109 +78,91 @@ pub enum Branched {
 
 /// Parses a tag that a user chose.
 pub fn parse_tag(text: &str) -> Result<Tag, Error> {
-    let tag: Tag = text.parse().map_err(|error| {
+    text.parse().map_err(|error| {
         Error::refused(
             ErrorCode::InvalidName,
-            format!("{text:?} is no tag: {error}"),
+            format!("{text:?} is not a valid name: {error}"),
         )
-    })?;
-    if is_hidden(&tag) {
-        return Err(Error::refused(
-            ErrorCode::InvalidName,
-            format!("tags that begin with {HIDDEN:?} are the daemon's own"),
-        ));
-    }
-    Ok(tag)
+    })
 }
 
 /// Branches a sandbox.
 #[tracing::instrument(target = TARGET, skip_all, fields(forkd.sandbox = %id))]
-pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Branched, Error> {
+pub async fn branch(app: &Arc<App>, id: &SandboxId, request: Branch) -> Result<Branched, Error> {
     app.check_open()?;
-    let made_up = || {
-        let random: u16 = rand::random();
-        format!("branch-{id}-{}-{random:04x}", clock::unix())
-    };
-    let tag = match &wish.tag {
-        Some(tag) => tag.clone(),
-        None => made_up()
-            .chars()
-            .take(64)
-            .collect::<String>()
-            .parse()
-            .map_err(|_| Error::Task)?,
-    };
-    let slot = Arc::clone(&app.branch_slots)
-        .try_acquire_owned()
-        .map_err(|_| {
-            Error::hinted(
-                ErrorCode::LimitReached,
-                format!(
-                    "{} branches are under way, that is the limit",
-                    app.config.branch_concurrency
-                ),
-                "try again in a moment, or start the daemon with a higher --branch-concurrency",
-            )
-        })?;
-    let claimed = claim(app, &tag, Some(id.to_string())).await?;
     let sandbox = app.sandboxes.get(id)?;
-    check_parent(&sandbox, wish.parent.as_ref())?;
-    if wish.wait {
-        let done = send(&sandbox, claimed, wish.mode, None, None)?;
-        let result = done.await.map_err(|_| ended(id))?.map(|done| done.info);
+    check_parent(&sandbox, request.parent.as_ref())?;
+    let slot = app.limits.cut(&app.store)?;
+    let tag = match &request.tag {
+        Some(tag) => tag.clone(),
+        None => made_up_tag(id)?,
+    };
+    let claim = claim(app, &tag, Some(id.to_string()))?;
+    if request.wait {
+        let caller = Caller::WaitsForEnd;
+        let done = cut(&sandbox, Destination::Tag { claim, caller }, request.mode).await?;
         drop(slot);
-        return result.map(Branched::Ready);
+        return Ok(Branched::Ready(done.info));
     }
-    let (told, taken) = oneshot::channel();
-    let done = send(&sandbox, claimed, wish.mode, Some(told), None)?;
+    let (sender, captured) = oneshot::channel();
+    let caller = Caller::WaitsForCapture(sender);
+    let destination = Destination::Tag { claim, caller };
     // The slot is held until everything is written, whether or not the caller waits.
-    let (finished, early) = oneshot::channel();
-    tokio::spawn(async move {
-        let result = done.await;
+    let mut whole = trace::spawn(async move {
+        let done = cut(&sandbox, destination, request.mode).await;
         drop(slot);
-        let _ = finished.send(result);
+        done
     });
-    match taken.await {
-        Ok(_) => {
-            let found = app
-                .writing
-                .list()
-                .into_iter()
-                .find(|(found, writing)| *found == tag && writing.failure.is_none());
-            match found {
-                Some((_, writing)) => Ok(Branched::Writing(writing_info(app, &tag, &writing))),
-                // It is durable already, or failed.
-                None => finish(early, id).await.map(Branched::Ready),
-            }
+    if captured.await.is_ok() {
+        let writing = app
+            .writing
+            .get(&tag)
+            .filter(|found| found.failure.is_none());
+        if let Some(writing) = writing {
+            return Ok(Branched::Writing(writing_info(app, &tag, &writing)));
         }
-        Err(_) => finish(early, id).await.map(Branched::Ready),
     }
+    // It is durable already, or failed.
+    let done = (&mut whole).await.map_err(|_| Error::Task)??;
+    Ok(Branched::Ready(done.info))
 }
 
-type Finished = oneshot::Receiver<Result<Result<BranchDone, Error>, oneshot::error::RecvError>>;
-
-async fn finish(early: Finished, id: &SandboxId) -> Result<SnapshotInfo, Error> {
-    early
-        .await
-        .map_err(|_| Error::Task)?
-        .map_err(|_| ended(id))?
-        .map(|done| done.info)
+/// A name for a branch whose caller gave none.
+fn made_up_tag(id: &SandboxId) -> Result<Tag, Error> {
+    let random: u16 = rand::random();
+    format!("branch-{id}-{}-{random:04x}", clock::unix())
+        .chars()
+        .take(64)
+        .collect::<String>()
+        .parse()
+        .map_err(|_| Error::Task)
 }
 
-/// Its owner went away with the request unanswered.
-fn ended(id: &SandboxId) -> Error {
-    Error::Gone {
-        id: id.clone(),
+/// Puts a cut into the sandbox's queue and waits until its destination is reached.
+#[tracing::instrument(target = TARGET, name = "cut", skip_all, fields(forkd.sandbox = %sandbox.id))]
+pub async fn cut(
+    sandbox: &SandboxHandle,
+    destination: Destination,
+    mode: CutMode,
+) -> Result<CutDone, Error> {
+    if !sandbox.phase().answers() {
+        return Err(sandbox.not_running());
+    }
+    let (done, made) = oneshot::channel();
+    sandbox.ask(Ask::Cut(Box::new(CutAsk {
+        destination,
+        mode,
+        done,
+    })))?;
+    made.await.map_err(|_| Error::Gone {
+        id: sandbox.id.clone(),
         how: "it was deleted before it was cut".to_owned(),
-    }
+    })?
 }
 
-/// Claims a tag that is neither stored nor being written, if there may be one more.
-pub async fn claim(
-    app: &Arc<App>,
-    tag: &Tag,
-    branched_from: Option<String>,
-) -> Result<Claimed, Error> {
+/// Claims a tag that is neither stored nor being written. The store refuses a second tag of the same name all the same; this
+/// refuses it before anything is done.
+pub fn claim(app: &App, tag: &Tag, branched_from: Option<String>) -> Result<Claimed, Error> {
     let taken = |message: String| {
         Error::hinted(
             ErrorCode::AlreadyExists,
@@ -188,7 +170,7 @@ pub async fn claim(
             "choose another tag, or delete that one first",
         )
     };
-    let claimed = app.writing.claim(tag, branched_from).ok_or_else(|| {
+    let claim = app.writing.claim(tag, branched_from).ok_or_else(|| {
         taken(format!(
             "snapshot {tag} is being written by another request"
         ))
@@ -196,18 +178,10 @@ pub async fn claim(
     if app.store.contains(tag) {
         return Err(taken(format!("there is already a snapshot {tag}")));
     }
-    if app.store.limit().is_some() {
-        app.blocking(|app| {
-            app.store
-                .check_limit()
-                .map_err(Error::store("there is no room for a snapshot"))
-        })
-        .await?;
-    }
-    Ok(claimed)
+    Ok(claim)
 }
 
-fn check_parent(sandbox: &Sandbox, parent: Option<&Tag>) -> Result<(), Error> {
+fn check_parent(sandbox: &SandboxHandle, parent: Option<&Tag>) -> Result<(), Error> {
     let tag = sandbox.record().tag;
     match parent {
         Some(parent) if *parent != tag => Err(Error::refused(
@@ -219,63 +193,6 @@ fn check_parent(sandbox: &Sandbox, parent: Option<&Tag>) -> Result<(), Error> {
         )),
         _ => Ok(()),
     }
-}
-
-type Done = oneshot::Receiver<Result<BranchDone, Error>>;
-
-/// Puts a cut into the sandbox's queue. What it tells is said at [`BranchAsk`].
-fn send(
-    sandbox: &Sandbox,
-    claimed: Claimed,
-    mode: CutMode,
-    taken: Option<oneshot::Sender<u64>>,
-    held: Option<oneshot::Receiver<()>>,
-) -> Result<Done, Error> {
-    if !sandbox.phase().answers() {
-        return Err(sandbox.not_running());
-    }
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Branch(Box::new(BranchAsk {
-        claimed,
-        mode,
-        taken,
-        held,
-        done: sender,
-    })))?;
-    Ok(done)
-}
-
-/// Cuts a sandbox for those who start from the cut at once. Its tag is never in the store, so none of it is synced.
-#[tracing::instrument(target = TARGET, name = "cut", skip_all, fields(forkd.sandbox = %sandbox.id))]
-pub async fn cut_unnamed(app: &App, sandbox: &Sandbox) -> Result<BranchDone, Error> {
-    let tag: Tag = format!("{HIDDEN}fork-{:016x}", rand::random::<u64>())
-        .parse()
-        .map_err(|_| Error::Task)?;
-    let source = Some(sandbox.id.to_string());
-    let claimed = app.writing.claim(&tag, source).ok_or(Error::Task)?;
-    let done = send(sandbox, claimed, CutMode::Diff, None, None)?;
-    done.await.map_err(|_| ended(&sandbox.id))?
-}
-
-/// A sandbox that stands still: unless it is ended, it goes on when this is dropped.
-#[derive(Debug)]
-pub struct Held {
-    _until: oneshot::Sender<()>,
-}
-
-/// The same for a sandbox that is to end with the cut: nothing that its guest does is missing from the snapshot.
-#[tracing::instrument(target = TARGET, name = "cut", skip_all, fields(forkd.sandbox = %sandbox.id))]
-pub async fn cut_and_hold(
-    app: &Arc<App>,
-    sandbox: &Sandbox,
-    tag: &Tag,
-    mode: CutMode,
-) -> Result<(BranchDone, Held), Error> {
-    let claimed = claim(app, tag, Some(sandbox.id.to_string())).await?;
-    let (held, until) = oneshot::channel();
-    let done = send(sandbox, claimed, mode, None, Some(until))?;
-    let made = done.await.map_err(|_| ended(&sandbox.id))??;
-    Ok((made, Held { _until: held }))
 }
 
 #[cfg(test)]
@@ -304,23 +221,21 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_full_store_is_refused_before_anything_is_cut() {
+    #[test]
+    fn a_full_store_is_refused_before_anything_is_cut() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
             store_limit_bytes: Some(4096),
             ..Config::below(dir.path())
         };
         let (app, _endings) = App::open(config).unwrap();
-        let tag = "t".parse().unwrap();
-        drop(claim(&app, &tag, None).await.unwrap());
+        drop(app.limits.cut(&app.store).unwrap());
         let staging = app.store.stage().unwrap();
         std::fs::write(staging.file("content"), vec![1; 1 << 20]).unwrap();
         let _held = app.store.ingest(&staging.file("content")).unwrap();
-        let error = claim(&app, &tag, None).await.unwrap_err();
+        let error = app.limits.cut(&app.store).unwrap_err();
         assert_eq!(error.code(), ErrorCode::LimitReached, "{}", error.chain());
         assert!(error.hint().unwrap().contains("--store-limit-mib"));
-        assert!(!app.writing.is_writing(&tag));
     }
 
     #[test]
@@ -331,7 +246,6 @@ mod tests {
             r#"{"measure_diff":true,"mode":"live"}"#,
             r#"{"mode":"full","wait":false}"#,
             r#"{"tag":"../x"}"#,
-            r#"{"tag":"_forkd-x"}"#,
         ] {
             assert!(parse(json).is_err(), "{json}");
         }

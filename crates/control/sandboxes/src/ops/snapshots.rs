@@ -107,7 +107,7 @@ pub async fn list(app: &Arc<App>) -> Result<Vec<SnapshotInfo>, Error> {
             .collect();
         for (tag, writing) in &writing {
             // Until the writer lets go of it, a tag is not there for others.
-            if !is_hidden(tag) && (writing.failure.is_none() || !app.store.contains(tag)) {
+            if writing.failure.is_none() || !app.store.contains(tag) {
                 all.push(writing_info(app, tag, writing));
             }
         }
@@ -125,14 +125,6 @@ fn broken_info(app: &App, tag: &Tag, problem: &str) -> SnapshotInfo {
         failure: Some(problem.to_owned()),
     };
     writing_info(app, tag, &writing)
-}
-
-/// Names that the daemon makes for itself begin so. No such tag is ever in the store.
-pub const HIDDEN: &str = "_forkd-";
-
-/// A tag that the daemon made for itself.
-pub fn is_hidden(tag: &Tag) -> bool {
-    tag.as_str().starts_with(HIDDEN)
 }
 
 /// Everything about one snapshot.
@@ -215,7 +207,8 @@ pub async fn compact(app: &Arc<App>, from: Tag, to: Tag) -> Result<SnapshotInfo,
             format!("{from} cannot be compacted onto itself"),
         ));
     }
-    let claimed = branch::claim(app, &to, Some(format!("compact:{from}"))).await?;
+    let slot = app.limits.maintenance(Some(&app.store))?;
+    let claimed = branch::claim(app, &to, Some(format!("compact:{from}")))?;
     let info = app
         .blocking(move |app| {
             let source = app
@@ -248,6 +241,7 @@ pub async fn compact(app: &Arc<App>, from: Tag, to: Tag) -> Result<SnapshotInfo,
         })
         .await;
     drop(claimed);
+    drop(slot);
     info
 }
 
@@ -273,7 +267,9 @@ pub async fn usage(app: &Arc<App>) -> Result<StoreUsage, Error> {
 
 /// Looks for damage.
 pub async fn fsck(app: &Arc<App>, deep: bool) -> Result<FsckReport, Error> {
+    let slot = app.limits.maintenance(None)?;
     app.blocking(move |app| {
+        let _slot = slot;
         let found = app
             .store
             .fsck(deep)

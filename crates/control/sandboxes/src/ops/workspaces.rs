@@ -1,11 +1,13 @@
 //! Sandboxes with a name that can be put to sleep.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_api::{ErrorCode, EventKind, WorkspaceInfo, WorkspaceStatus};
 use forkd_store::{Deletion, Entry, Origin};
 use forkd_types::{SandboxId, Tag};
+
+use tokio::sync::oneshot;
 
 use crate::app::App;
 use crate::clock;
@@ -13,20 +15,45 @@ use crate::error::Error;
 use crate::ops::branch;
 use crate::ops::snapshots;
 use crate::ops::spawn::{CreateRequest, create};
-use crate::sandbox::CutMode;
-use crate::state::WorkspaceRecord;
+use crate::sandbox::{CutMode, Destination};
+use crate::state::{RECORD_VERSION, WorkspaceRecord};
 
-/// One request at a time for each workspace.
+/// One request at a time for each workspace. A name takes memory only while a request uses it.
 #[derive(Debug, Default)]
 pub struct Locks(Mutex<HashMap<Tag, Arc<tokio::sync::Mutex<()>>>>);
 
 impl Locks {
-    async fn hold(&self, name: &Tag) -> tokio::sync::OwnedMutexGuard<()> {
-        let lock = {
-            let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(map.entry(name.clone()).or_default())
-        };
-        lock.lock_owned().await
+    async fn hold<'a>(&'a self, name: &Tag) -> HeldLock<'a> {
+        let lock = Arc::clone(self.map().entry(name.clone()).or_default());
+        HeldLock {
+            locks: self,
+            name: name.clone(),
+            guard: Some(lock.lock_owned().await),
+        }
+    }
+
+    fn map(&self) -> MutexGuard<'_, HashMap<Tag, Arc<tokio::sync::Mutex<()>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct HeldLock<'a> {
+    locks: &'a Locks,
+    name: Tag,
+    guard: Option<tokio::sync::OwnedMutexGuard<()>>,
+}
+
+impl Drop for HeldLock<'_> {
+    fn drop(&mut self) {
+        self.guard = None;
+        let mut map = self.locks.map();
+        // The map has one reference, and every request that waits has another.
+        if map
+            .get(&self.name)
+            .is_some_and(|lock| Arc::strong_count(lock) == 1)
+        {
+            map.remove(&self.name);
+        }
     }
 }
 
@@ -105,6 +132,7 @@ pub async fn make(app: &Arc<App>, wish: NewWorkspace) -> Result<WorkspaceInfo, E
     }
     let now = clock::unix();
     let mut record = WorkspaceRecord {
+        version: RECORD_VERSION,
         name: wish.name,
         id: String::new(),
         owner: wish.owner,
@@ -165,11 +193,15 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
         return Err(wrong_state(name, "is not running", status));
     };
     let sandbox = app.sandboxes.get(&id)?;
+    let slot = app.limits.cut(&app.store)?;
     remove_strays(app, &record).await;
     let tag = new_state_tag(name)?;
     let mode = if diff { CutMode::Diff } else { CutMode::Full };
     // Nothing is answered by the guest after this, unless it fails and the guest goes on.
-    let (made, held) = branch::cut_and_hold(app, &sandbox, &tag, mode).await?;
+    let (held, until) = oneshot::channel();
+    let claim = branch::claim(app, &tag, Some(id.to_string()))?;
+    let made = branch::cut(&sandbox, Destination::Suspend { claim, until }, mode).await?;
+    drop(slot);
     let old = record.state_tag.replace(tag);
     record.suspended = true;
     record.last_active_unix = clock::unix();
@@ -323,6 +355,19 @@ fn wrong_state(name: &Tag, what: &str, status: WorkspaceStatus) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_name_that_nobody_uses_takes_no_memory() {
+        let locks = Locks::default();
+        let name: Tag = "w".parse().unwrap();
+        let held = locks.hold(&name).await;
+        let waiting = locks.hold(&name);
+        tokio::pin!(waiting);
+        assert!(futures::poll!(&mut waiting).is_pending());
+        drop(held);
+        drop(waiting.await);
+        assert!(locks.map().is_empty());
+    }
 
     #[test]
     fn state_tags_are_new_each_time_and_belong_to_one_workspace() {

@@ -54,6 +54,11 @@ impl WritingTags {
             .is_some_and(|found| found.failure.is_none())
     }
 
+    /// What is known of one tag.
+    pub fn get(&self, tag: &Tag) -> Option<Writing> {
+        self.lock().get(tag).cloned()
+    }
+
     /// Everything that is not in the store.
     pub fn list(&self) -> Vec<(Tag, Writing)> {
         self.lock()
@@ -100,7 +105,7 @@ impl Claimed {
     }
 
     /// The source runs again.
-    pub fn taken(&self, pause_us: u64) {
+    pub fn captured(&self, pause_us: u64) {
         if let Some(found) = self.tags.lock().get_mut(&self.tag) {
             found.pause_us = Some(pause_us);
         }

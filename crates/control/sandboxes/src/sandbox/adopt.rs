@@ -2,23 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use forkd_api::ErrorCode;
 use forkd_types::SandboxId;
-use forkd_vmm_link::{Taken, Vmm};
-use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
+use forkd_vmm_link::Taken;
 
-use super::checkpoint::CheckpointAsk;
-use super::handle::Sandbox;
-use super::owner::{Ask, Owned, drive, until_removed};
-use super::state::{Phase, Step};
+use super::birth::{Adoption, Birth};
+use super::handle::SandboxHandle;
+use super::owner;
+use super::state::Phase;
 use crate::app::App;
 use crate::error::Error;
 use crate::state::{SandboxRecord, StoredState};
-
-/// How long a VMM may take to say what it is doing.
-const STATUS: Duration = Duration::from_secs(10);
 
 /// What became of the sandboxes of an earlier daemon.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +25,11 @@ pub struct Adopted {
     pub ended: usize,
 }
 
-/// Takes over every sandbox that was acknowledged and still lives, marks those that do not, and ends
-/// every VM that nobody was told of.
+/// Takes over every sandbox that was acknowledged and still lives, marks those that do not, and ends every VM that was
+/// never acknowledged. Answers when each has answered.
 pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
     let mut counts = Adopted::default();
-    let records = app.db.sandboxes().await?;
+    let stored = app.db.sandboxes().await?;
     let mut taken: HashMap<SandboxId, Taken> = app
         .launcher
         .adopt()
@@ -44,46 +38,67 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
         .map(|taken| (taken.vm.id.clone(), taken))
         .collect();
     let epoch = next_epoch(app).await?;
-    for record in records {
-        let id = record.id.clone();
-        let vm = taken.remove(&id);
+    for bad in stored.unreadable {
+        tracing::error!(sandbox = %bad.id, problem = bad.problem, "a stored record cannot be read");
+        counts.vanished += 1;
+        end_left(app, taken.remove(&bad.id), &mut counts).await?;
+        enter(
+            app,
+            SandboxRecord::unreadable(bad.id),
+            Birth::Lost(bad.problem),
+        );
+    }
+    let mut adopted = Vec::new();
+    for record in stored.readable {
+        let vm = taken.remove(&record.id);
         match (record.state, vm) {
             (StoredState::Launching | StoredState::Stopping, vm) => {
-                if vm.is_some() {
-                    app.launcher.kill(&id).await?;
-                    counts.ended += 1;
-                }
-                app.db.delete_sandboxes(vec![id]).await?;
+                end_left(app, vm, &mut counts).await?;
+                app.db.delete_sandboxes(vec![record.id]).await?;
             }
             (StoredState::Failed, vm) => {
-                if vm.is_some() {
-                    app.launcher.kill(&id).await?;
-                }
-                failed(app, record, None);
+                end_left(app, vm, &mut counts).await?;
+                let how = record.failure.clone().unwrap_or_default();
+                enter(app, record, Birth::Lost(how));
             }
-            (StoredState::Running | StoredState::Paused, Some(vm)) => {
-                match take_over(app, record.clone(), vm, epoch).await {
-                    Ok(()) => counts.adopted += 1,
-                    Err(error) => {
-                        tracing::warn!(sandbox = %id, error = error.chain(), "not adopted");
-                        app.launcher.kill(&id).await?;
-                        failed(app, record, Some("its VMM did not answer after a restart"));
-                        counts.vanished += 1;
-                    }
-                }
+            (StoredState::Running | StoredState::Paused, Some(taken)) => {
+                let birth = Birth::Adopt(Adoption { taken, epoch });
+                adopted.push(enter(app, record, birth));
             }
             (StoredState::Running | StoredState::Paused, None) => {
-                failed(app, record, Some("its VM was gone after a restart"));
                 counts.vanished += 1;
+                let how = "its VM was gone after a restart".to_owned();
+                enter(app, record, Birth::Lost(how));
             }
         }
     }
-    for id in taken.keys() {
-        app.launcher.kill(id).await?;
-        counts.ended += 1;
+    for left in taken.into_values() {
+        end_left(app, Some(left), &mut counts).await?;
+    }
+    for sandbox in adopted {
+        sandbox.launched().await;
+        match sandbox.phase() {
+            Phase::Failed => counts.vanished += 1,
+            _ => counts.adopted += 1,
+        }
     }
     sweep(app).await?;
     Ok(counts)
+}
+
+/// Gives a stored sandbox its owner.
+fn enter(app: &Arc<App>, record: SandboxRecord, birth: Birth) -> Arc<SandboxHandle> {
+    let slot = app.limits.adopted(&record.owner);
+    owner::start(app, record, slot, birth)
+}
+
+/// Ends a VM that no acknowledged sandbox has.
+async fn end_left(app: &App, left: Option<Taken>, counts: &mut Adopted) -> Result<(), Error> {
+    if let Some(left) = left {
+        app.launcher.kill(&left.vm.id).await?;
+        counts.ended += 1;
+    }
+    Ok(())
 }
 
 /// Numbers the owners of control sockets, so that an answer to an earlier one is not taken for ours.
@@ -103,104 +118,6 @@ async fn next_epoch(app: &Arc<App>) -> Result<u32, Error> {
             )?)
         })
         .await?)
-}
-
-async fn take_over(
-    app: &Arc<App>,
-    record: SandboxRecord,
-    taken: Taken,
-    epoch: u32,
-) -> Result<(), Error> {
-    let (vmm, events) = Vmm::new(taken.control, epoch, taken.vm.capabilities)
-        .map_err(Error::io("use", "the control socket of a VMM"))?;
-    let hello = Command::Hello {
-        version: PROTOCOL_VERSION,
-    };
-    let asking = async {
-        vmm.call(hello, &[]).await?;
-        vmm.call(Command::Status, &[]).await
-    };
-    let reply = tokio::time::timeout(STATUS, asking)
-        .await
-        .map_err(|_| Error::Timeout {
-            what: "the VMM's answer".into(),
-            seconds: STATUS.as_secs(),
-        })?
-        .map_err(Error::vmm("the VMM did not say what it is doing"))?;
-    let phase = match reply {
-        Reply::Status(status) if status.phase == VmmPhase::Running => Phase::Running,
-        Reply::Status(status) if status.phase == VmmPhase::Paused => {
-            if record.state == StoredState::Paused {
-                Phase::Paused
-            } else {
-                // The daemon died in the middle of a cut.
-                vmm.run(Command::Resume, &[])
-                    .await
-                    .map_err(Error::vmm("the VM could not be resumed"))?;
-                Phase::Running
-            }
-        }
-        _ => return Err(Error::Task),
-    };
-    let mut record = record;
-    // Whether the last cut of the earlier daemon succeeded is not known, so the next builds on the start.
-    record.built = None;
-    let lease = app.store.hold(record.blobs());
-    let id = record.id.clone();
-    let unfinished = record.rolling_back.clone();
-    let (sandbox, queue) = Sandbox::new(record, phase, app.dirs.vsock(&id), app.dirs.console(&id));
-    let sandbox = Arc::new(sandbox);
-    // A limit that was lowered meanwhile does not end what lives.
-    let _ = app
-        .sandboxes
-        .insert_all(&[Arc::clone(&sandbox)], usize::MAX);
-    tracing::info!(sandbox = %id, pid = taken.vm.pid, "adopted");
-    if unfinished.is_some() {
-        let (done, _) = tokio::sync::oneshot::channel();
-        let again = CheckpointAsk::Rollback {
-            to: unfinished,
-            done,
-        };
-        sandbox.ask(Ask::Checkpoint(Box::new(again)))?;
-    }
-    let owned = Owned {
-        app: Arc::clone(app),
-        sandbox,
-        vmm,
-        events,
-        lease,
-    };
-    tokio::spawn(drive(owned, queue));
-    Ok(())
-}
-
-/// Enters a sandbox that is gone, so that people see what became of it.
-fn failed(app: &Arc<App>, mut record: SandboxRecord, how: Option<&str>) {
-    if let Some(how) = how {
-        record.failure = Some(how.to_owned());
-    }
-    record.state = StoredState::Failed;
-    let how = record.failure.clone().unwrap_or_default();
-    let id = record.id.clone();
-    let (sandbox, _) = Sandbox::new(
-        record.clone(),
-        Phase::Failed,
-        app.dirs.vsock(&id),
-        app.dirs.console(&id),
-    );
-    sandbox.set_error(ErrorCode::SandboxGone, how);
-    let sandbox = Arc::new(sandbox);
-    let _ = app
-        .sandboxes
-        .insert_all(&[Arc::clone(&sandbox)], usize::MAX);
-    let app = Arc::clone(app);
-    tokio::spawn(async move {
-        app.write_down(record).await;
-        until_removed(&sandbox).await;
-        sandbox.step(Step::Stop);
-        let nothing = app.store.hold([]);
-        app.forget(&sandbox, nothing).await;
-    });
 }
 
 /// Removes files that belong to no sandbox, and content that nobody needs.

@@ -1,4 +1,7 @@
-//! A sandbox as everybody but its owner sees it.
+//! A sandbox as requests see it: its state, its queue, its agent.
+//!
+//! Only the owner ([`super::owner`]) changes the record and the phase. Requests read them, put work into the queue, or talk to
+//! the agent in the guest.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +11,7 @@ use forkd_agent_client::{Client, ConnectError, Options};
 use forkd_api::{ErrorBody, ErrorCode, SandboxInfo};
 use forkd_types::SandboxId;
 use forkd_vmm_proto::AGENT_PORT;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::owner::Ask;
@@ -23,16 +26,16 @@ const QUEUE: usize = 32;
 /// How long a connection to an agent may take.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// What changes over a sandbox's life.
+/// The part that changes over a sandbox's life.
 #[derive(Debug)]
-struct Live {
+struct SharedState {
     phase: Phase,
     record: SandboxRecord,
     error: Option<ErrorBody>,
 }
 
 /// A sandbox.
-pub struct Sandbox {
+pub struct SandboxHandle {
     /// Its id.
     pub id: SandboxId,
     /// Asks for its end.
@@ -43,11 +46,13 @@ pub struct Sandbox {
     pub console: PathBuf,
     vsock: PathBuf,
     queue: mpsc::Sender<Ask>,
-    live: Mutex<Live>,
+    live: Mutex<SharedState>,
+    /// Repeats the phase for those who wait for it.
+    phases: watch::Sender<Phase>,
     agent: tokio::sync::Mutex<Option<Client>>,
 }
 
-impl std::fmt::Debug for Sandbox {
+impl std::fmt::Debug for SandboxHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sandbox")
             .field("id", &self.id)
@@ -55,11 +60,10 @@ impl std::fmt::Debug for Sandbox {
     }
 }
 
-impl Sandbox {
-    /// A sandbox in the phase given, and the queue for its owner.
-    pub fn new(
+impl SandboxHandle {
+    /// A sandbox whose VM does not run yet, and the queue for its owner.
+    pub(super) fn new(
         record: SandboxRecord,
-        phase: Phase,
         vsock: PathBuf,
         console: PathBuf,
     ) -> (Self, mpsc::Receiver<Ask>) {
@@ -71,17 +75,18 @@ impl Sandbox {
             console,
             vsock,
             queue,
-            live: Mutex::new(Live {
-                phase,
+            live: Mutex::new(SharedState {
+                phase: Phase::Launching,
                 record,
                 error: None,
             }),
+            phases: watch::Sender::new(Phase::Launching),
             agent: tokio::sync::Mutex::new(None),
         };
         (sandbox, receiver)
     }
 
-    fn live(&self) -> MutexGuard<'_, Live> {
+    fn live(&self) -> MutexGuard<'_, SharedState> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,15 +96,32 @@ impl Sandbox {
     }
 
     /// Takes a step; `false` if it cannot be taken.
-    pub fn step(&self, step: Step) -> bool {
+    pub(super) fn step(&self, step: Step) -> bool {
         let mut live = self.live();
         match live.phase.after(step) {
             Some(next) => {
                 live.phase = next;
+                self.phases.send_replace(next);
                 true
             }
             None => false,
         }
+    }
+
+    /// Waits until the sandbox has started, or failed to.
+    pub async fn launched(&self) {
+        let mut phases = self.phases.subscribe();
+        // The sender lives as long as this handle.
+        let _ = phases.wait_for(|phase| *phase != Phase::Launching).await;
+    }
+
+    /// Why the sandbox failed.
+    pub fn failure(&self) -> Option<Error> {
+        self.live().error.clone().map(|body| Error::Refused {
+            code: body.code,
+            message: body.error,
+            hint: body.hint,
+        })
     }
 
     /// What is stored about it.
@@ -107,19 +129,19 @@ impl Sandbox {
         self.live().record.clone()
     }
 
-    /// Changes what is stored about it; the caller writes it down.
-    pub fn update(&self, change: impl FnOnce(&mut SandboxRecord)) -> SandboxRecord {
+    /// Changes the record. Only the owner does, and it makes the change durable.
+    pub(super) fn update(&self, change: impl FnOnce(&mut SandboxRecord)) -> SandboxRecord {
         let mut live = self.live();
         change(&mut live.record);
         live.record.clone()
     }
 
     /// Notes why it failed.
-    pub fn set_error(&self, code: ErrorCode, error: String) {
+    pub(super) fn set_error(&self, code: ErrorCode, error: String, hint: Option<String>) {
         self.live().error = Some(ErrorBody {
             error,
             code,
-            hint: None,
+            hint,
             request_id: None,
         });
     }
@@ -134,7 +156,7 @@ impl Sandbox {
             netns: None,
             guest_addr: GUEST_ADDR.to_owned(),
             created_at_unix: record.created_at_unix,
-            pid: (live.phase != Phase::Failed).then_some(record.pid),
+            pid: record.pid.filter(|_| live.phase != Phase::Failed),
             memory_limit_mib: record.memory_limit_mib,
             has_branched: record.branch_count > 0,
             last_branch_memory_path: record.last_branch_memory_path.clone(),

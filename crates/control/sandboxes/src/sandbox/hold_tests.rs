@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use forkd_types::{Digest, Tag};
-use forkd_vmm_link::Vmm;
+use forkd_types::{Digest, Engine, Tag};
+use forkd_vmm_link::Taken;
+use forkd_vmm_proto::spawn::Vm;
 use forkd_vmm_proto::{
     Capabilities, Command, CutReport, Event, FromVmm, ImageId, MAX_FDS, MAX_MESSAGE, Reply,
-    Request, ResponseTo, decode, encode,
+    Request, ResponseTo, Status, VmmPhase, decode, encode,
 };
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
@@ -19,12 +20,14 @@ use rustix::net::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use super::handle::Sandbox;
-use super::owner::{Ask, Owned, drive};
-use super::{CutMode, Phase};
+use super::birth::{Adoption, Birth};
+use super::{Ask, CutDone, CutMode, Destination, Phase, SandboxHandle, owner};
 use crate::app::App;
 use crate::config::Config;
-use crate::ops::branch::cut_and_hold;
+use crate::error::Error;
+use crate::launch;
+use crate::ops::branch::{claim, cut};
+use crate::state::SandboxRecord;
 
 fn app(root: &Path) -> Arc<App> {
     App::open(Config::below(root)).unwrap().0
@@ -69,6 +72,26 @@ fn stand_in(socket: &OwnedFd, whole: bool, asked: &mpsc::UnboundedSender<&'stati
                 };
                 ("cut", Reply::Cut(report))
             }
+            Command::Hello { .. } => {
+                let hello = Reply::Done;
+                let _ = say(FromVmm::Response(ResponseTo {
+                    seq,
+                    result: Ok(hello),
+                }));
+                continue;
+            }
+            Command::Status => {
+                let status = Reply::Status(Status {
+                    phase: VmmPhase::Running,
+                    shape: None,
+                    agent_ready: true,
+                });
+                let _ = say(FromVmm::Response(ResponseTo {
+                    seq,
+                    result: Ok(status),
+                }));
+                continue;
+            }
             Command::Resume => ("resume", Reply::Done),
             Command::Pause => ("pause", Reply::Done),
             Command::Stop => ("stop", Reply::Done),
@@ -84,13 +107,13 @@ fn stand_in(socket: &OwnedFd, whole: bool, asked: &mpsc::UnboundedSender<&'stati
 struct Bench {
     _dir: tempfile::TempDir,
     app: Arc<App>,
-    sandbox: Arc<Sandbox>,
+    sandbox: Arc<SandboxHandle>,
     asked: mpsc::UnboundedReceiver<&'static str>,
     tag: Tag,
 }
 
 impl Bench {
-    fn new(whole: bool) -> Self {
+    async fn new(whole: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let app = app(dir.path());
         let digest = Digest([0; 32]);
@@ -100,13 +123,6 @@ impl Bench {
             "pid": 1, "owner": "me", "created_at_unix": 1, "memory_mib": 1, "vcpus": 1, "cpu": "host",
             "memory": {"layers": [blob]}, "disks": [], "source": forkd_store::Source::default(),
         }));
-        let (sandbox, queue) = Sandbox::new(
-            record.unwrap(),
-            Phase::Running,
-            "vsock".into(),
-            "console".into(),
-        );
-        let sandbox = Arc::new(sandbox);
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -116,15 +132,19 @@ impl Bench {
         .unwrap();
         let (sender, asked) = mpsc::unbounded_channel();
         std::thread::spawn(move || stand_in(&theirs, whole, &sender));
-        let (vmm, events) = Vmm::new(ours, 1, Capabilities::all()).unwrap();
-        let owned = Owned {
-            app: Arc::clone(&app),
-            sandbox: Arc::clone(&sandbox),
-            vmm,
-            events,
-            lease: app.store.hold([]),
+        let vm = Vm {
+            id: "sb-1".parse().unwrap(),
+            pid: 1,
+            shape: launch::shape(Engine::FORKD, 1, 1, forkd_store::Cpu::Host),
+            capabilities: Capabilities::all(),
+            pooled: false,
         };
-        tokio::spawn(drive(owned, queue));
+        let taken = Taken { vm, control: ours };
+        let adoption = Adoption { taken, epoch: 1 };
+        let slot = app.limits.adopted("me");
+        let record: SandboxRecord = record.unwrap();
+        let sandbox = owner::start(&app, record, slot, Birth::Adopt(adoption));
+        sandbox.launched().await;
         Self {
             _dir: dir,
             app,
@@ -143,12 +163,20 @@ impl Bench {
     }
 }
 
+type Held = oneshot::Sender<()>;
+
+/// Cuts a source that is about to end.
+async fn cut_and_hold(bench: &Bench) -> Result<(CutDone, Held), Error> {
+    let (held, until) = oneshot::channel();
+    let claim = claim(&bench.app, &bench.tag, None)?;
+    let destination = Destination::Suspend { claim, until };
+    Ok((cut(&bench.sandbox, destination, CutMode::Full).await?, held))
+}
+
 #[tokio::test]
 async fn a_source_stands_still_until_it_is_let_go() {
-    let mut bench = Bench::new(true);
-    let (_made, held) = cut_and_hold(&bench.app, &bench.sandbox, &bench.tag, CutMode::Full)
-        .await
-        .unwrap();
+    let mut bench = Bench::new(true).await;
+    let (_made, held) = cut_and_hold(&bench).await.unwrap();
     assert_eq!(bench.asked.recv().await, Some("cut"));
     assert_eq!(bench.sandbox.phase(), Phase::Cutting);
     assert!(bench.app.store.contains(&bench.tag));
@@ -160,10 +188,8 @@ async fn a_source_stands_still_until_it_is_let_go() {
 
 #[tokio::test]
 async fn a_source_that_is_ended_does_not_run_again() {
-    let mut bench = Bench::new(true);
-    let (_made, held) = cut_and_hold(&bench.app, &bench.sandbox, &bench.tag, CutMode::Full)
-        .await
-        .unwrap();
+    let mut bench = Bench::new(true).await;
+    let (_made, held) = cut_and_hold(&bench).await.unwrap();
     bench.sandbox.stop.cancel();
     bench.sandbox.gone.cancelled().await;
     drop(held);
@@ -176,8 +202,8 @@ async fn a_source_that_is_ended_does_not_run_again() {
 
 #[tokio::test]
 async fn a_source_whose_cut_cannot_be_stored_goes_on() {
-    let mut bench = Bench::new(false);
-    let failed = cut_and_hold(&bench.app, &bench.sandbox, &bench.tag, CutMode::Full).await;
+    let mut bench = Bench::new(false).await;
+    let failed = cut_and_hold(&bench).await;
     assert!(failed.is_err());
     assert_eq!(bench.asked.recv().await, Some("cut"));
     assert_eq!(bench.asked.recv().await, Some("resume"));

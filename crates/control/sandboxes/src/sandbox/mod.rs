@@ -17,20 +17,24 @@
 //! ```
 
 pub mod adopt;
-mod branch;
+pub mod birth;
 mod checkpoint;
+pub(crate) mod cut;
 pub mod handle;
 #[cfg(test)]
 mod hold_tests;
 pub mod identity;
-mod layers;
+pub(crate) mod layers;
 pub mod owner;
 mod registry;
+mod rollback;
+mod source;
 pub mod state;
 
-pub use branch::{BranchAsk, BranchDone, CutMode};
 pub use checkpoint::{CheckpointAsk, info as checkpoint_info};
-pub use handle::Sandbox;
-pub use owner::Ask;
+pub use cut::{AboutParent, Caller, CutAsk, CutDone, CutMode, Destination};
+pub use handle::SandboxHandle;
+pub use owner::{Ask, Changes};
 pub use registry::Registry;
+pub use source::SourceSnapshot;
 pub use state::{Phase, Step};

@@ -1,82 +1,187 @@
 //! The task that owns a sandbox.
+//!
+//! The owner exists as long as the sandbox's ID does. Launching (or being adopted) is its first state ([`super::birth`]); then
+//! it serves the queue, one request at a time, until the sandbox is deleted, expires or its VM ends. It alone changes the
+//! record, and a change is durable before anybody is told ([`SandboxOwner::save`]).
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forkd_api::{ErrorCode, EventKind};
+use forkd_api::{ErrorCode, EventKind, SandboxInfo};
 use forkd_store::Lease;
 use forkd_vmm_link::{Vmm, VmmCallError, VmmEvents};
 use forkd_vmm_proto::{Capability, Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
 
-use super::branch::{self, BranchAsk};
+use super::birth::{self, Birth};
 use super::checkpoint::{self, CheckpointAsk};
-use super::handle::Sandbox;
+use super::cut::{self, CutAsk};
+use super::handle::SandboxHandle;
 use super::state::Step;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
-use crate::state::StoredState;
+use crate::limits::VmSlot;
+use crate::state::{SandboxRecord, StoredState};
 
 /// How long a VMM may take to end when asked.
 const STOP: Duration = Duration::from_secs(2);
 /// How long a VMM may take to pause, resume or count.
 const QUICK: Duration = Duration::from_secs(10);
 
-/// How often the time of a sandbox that has ended is looked at.
-const LOOK: Duration = Duration::from_secs(10);
-
-/// What can be asked of a sandbox's owner.
+/// A request to a sandbox's owner.
 #[derive(Debug)]
 pub enum Ask {
     /// Cut it.
-    Branch(Box<BranchAsk>),
+    Cut(Box<CutAsk>),
     /// Keep a point to go back to, or go back.
     Checkpoint(Box<CheckpointAsk>),
     /// Stop its vCPUs.
     Pause(oneshot::Sender<Result<(), Error>>),
     /// Let them go on.
     Resume(oneshot::Sender<Result<(), Error>>),
-    /// What the VMM counted.
+    /// Read the counters of the VMM.
     Counters(oneshot::Sender<Result<Counters, Error>>),
-    /// Look again at when it expires.
-    Rescheduled,
+    /// Change what users may set.
+    Update(Changes, oneshot::Sender<Result<SandboxInfo, Error>>),
+}
+
+/// New values for what users may set; `None` leaves a value as it is.
+#[derive(Debug, Clone, Default)]
+pub struct Changes {
+    /// When the sandbox is deleted; `Some(None)` is never.
+    pub expires_at_unix: Option<Option<u64>>,
+    /// Labels.
+    pub labels: Option<BTreeMap<String, String>>,
 }
 
 impl Ask {
-    /// Tells whoever waits that there is no VM any more. Nobody may be waiting.
-    fn refuse(self, sandbox: &Sandbox) {
+    /// Answers that there is no VM any more. The caller may have stopped waiting.
+    fn refuse(self, sandbox: &SandboxHandle) {
         match self {
-            Self::Branch(ask) => drop(ask.done.send(Err(sandbox.not_running()))),
+            Self::Cut(ask) => ask.refuse(sandbox.not_running()),
             Self::Checkpoint(ask) => ask.refuse(sandbox.not_running()),
             Self::Pause(done) | Self::Resume(done) => drop(done.send(Err(sandbox.not_running()))),
             Self::Counters(done) => drop(done.send(Err(sandbox.not_running()))),
-            Self::Rescheduled => {}
+            Self::Update(_, done) => drop(done.send(Err(sandbox.not_running()))),
         }
     }
 }
 
-/// What only the owner has.
-pub struct Owned {
+/// How a VM ended, as far as its VMM said.
+pub(crate) type Ended = Option<StopCause>;
+
+/// Everything that belongs to one sandbox with a VM.
+pub struct SandboxOwner {
     /// The daemon.
-    pub app: Arc<App>,
+    pub(crate) app: Arc<App>,
     /// The shared part.
-    pub sandbox: Arc<Sandbox>,
+    pub(crate) sandbox: Arc<SandboxHandle>,
     /// The control socket.
-    pub vmm: Vmm,
-    /// What the VMM says unasked.
-    pub events: VmmEvents,
-    /// Keeps the blobs it uses.
-    pub lease: Lease,
+    pub(crate) vmm: Vmm,
+    /// Messages that the VMM sends unasked.
+    pub(crate) events: VmmEvents,
+    /// Keeps the blobs that the sandbox uses.
+    pub(crate) lease: Lease,
+    /// Set once the VM has ended.
+    pub(crate) ended: Option<Ended>,
+    /// The record is in the database. False for a parent that is built: no restart finds it again.
+    pub(crate) recorded: bool,
 }
 
-/// How the VM ended, as far as it said.
-pub(super) type Ended = Option<StopCause>;
+/// Enters a sandbox and starts its owner.
+pub fn start(
+    app: &Arc<App>,
+    record: SandboxRecord,
+    slot: VmSlot,
+    birth: Birth,
+) -> Arc<SandboxHandle> {
+    let (sandbox, queue) = SandboxHandle::new(
+        record.clone(),
+        app.dirs.vsock(&record.id),
+        app.dirs.console(&record.id),
+    );
+    let sandbox = Arc::new(sandbox);
+    app.sandboxes.insert(&sandbox);
+    crate::trace::spawn(live(
+        Arc::clone(app),
+        Arc::clone(&sandbox),
+        queue,
+        slot,
+        birth,
+    ));
+    sandbox
+}
 
-impl Owned {
+/// A sandbox from birth to the last of its files. The slot is given back at the end.
+async fn live(
+    app: Arc<App>,
+    sandbox: Arc<SandboxHandle>,
+    mut queue: mpsc::Receiver<Ask>,
+    mut slot: VmSlot,
+    birth: Birth,
+) {
+    let lease = match birth::bear(&app, &sandbox, birth).await {
+        Ok(mut owner) => {
+            slot.started();
+            owner.serve(&mut queue).await;
+            sandbox.step(Step::Stop);
+            queue.close();
+            owner.end().await
+        }
+        Err(birth::Stillborn::Removed) => {
+            queue.close();
+            app.store.hold([])
+        }
+        Err(birth::Stillborn::Kept) => {
+            serve_failed(&app, &sandbox, &mut queue).await;
+            sandbox.step(Step::Stop);
+            queue.close();
+            app.store.hold([])
+        }
+    };
+    app.forget(&sandbox, lease).await;
+    drop(slot);
+}
+
+impl SandboxOwner {
+    /// The owner of a parent that is built: not registered, and not in the database.
+    pub(crate) fn of_parent(
+        app: &Arc<App>,
+        record: SandboxRecord,
+        vmm: Vmm,
+        events: VmmEvents,
+    ) -> Self {
+        let lease = app.store.hold(record.blobs());
+        let (vsock, console) = (app.dirs.vsock(&record.id), app.dirs.console(&record.id));
+        let (sandbox, _queue) = SandboxHandle::new(record, vsock, console);
+        Self {
+            app: Arc::clone(app),
+            sandbox: Arc::new(sandbox),
+            vmm,
+            events,
+            lease,
+            ended: None,
+            recorded: false,
+        }
+    }
+
+    /// Changes the record and makes the change durable.
+    pub(crate) async fn save(
+        &self,
+        change: impl FnOnce(&mut SandboxRecord),
+    ) -> Result<SandboxRecord, Error> {
+        let record = self.sandbox.update(change);
+        if self.recorded {
+            self.app.db.put_sandboxes(vec![record.clone()]).await?;
+        }
+        Ok(record)
+    }
+
     /// Refuses an operation that the engine of this VM does not have.
-    pub(super) fn require(&self, capability: Capability) -> Result<(), Error> {
+    pub(crate) fn require(&self, capability: Capability) -> Result<(), Error> {
         if self.vmm.capabilities().contains(capability) {
             return Ok(());
         }
@@ -90,22 +195,20 @@ impl Owned {
         ))
     }
 
-    /// Asks the VMM, and notices its end.
-    pub(super) async fn call(
+    /// Sends a command to the VMM, and notices its end.
+    pub(crate) async fn call(
         &mut self,
-        ended: &mut Option<Ended>,
         command: Command,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Reply, Error> {
-        self.call_noting(ended, command, fds, |_| {})
+        self.call_noting(command, fds, |_| {})
             .await?
-            .map_err(Error::vmm("the VMM did not do it"))
+            .map_err(Error::vmm("the VMM refused the command"))
     }
 
-    /// The same for who wants to know what happens meanwhile. What the VMM refuses is for the caller to name.
-    pub(super) async fn call_noting(
+    /// As [`Self::call`], with the events that arrive before the answer. The caller names what the VMM refused.
+    pub(crate) async fn call_noting(
         &mut self,
-        ended: &mut Option<Ended>,
         command: Command,
         fds: &[BorrowedFd<'_>],
         mut note: impl FnMut(Event),
@@ -119,13 +222,13 @@ impl Owned {
         let mut cause = None;
         loop {
             tokio::select! {
-                // What happened before the answer is noted before the answer is believed.
+                // Events that the VMM sent before its answer are noted before the answer is used.
                 biased;
                 event = self.events.next() => match event.map(|event| event.event) {
                     Some(Event::Stopped { cause: found }) => cause = Some(found),
                     Some(event) => note(event),
                     None => {
-                        *ended = Some(cause);
+                        self.ended = Some(cause);
                         return Err(gone("the VM ended"));
                     }
                 },
@@ -134,182 +237,222 @@ impl Owned {
             }
         }
     }
+
+    /// Serves the queue until the sandbox is deleted, expires, or fails and is deleted then.
+    async fn serve(&mut self, queue: &mut mpsc::Receiver<Ask>) {
+        let mut cause = None;
+        loop {
+            match self.next(queue).await {
+                Next::Event(event) => cause = self.note(event).or(cause),
+                Next::Ask(ask) => {
+                    self.answer(ask).await;
+                    if let Some(ended) = self.ended.take() {
+                        cause = ended.or(cause);
+                    }
+                }
+                Next::Stop => return,
+                Next::Expired => {
+                    tracing::info!(sandbox = %self.sandbox.id, "expired");
+                    return;
+                }
+                Next::Ended => {
+                    self.fail(cause).await;
+                    return serve_failed(&self.app, &self.sandbox, queue).await;
+                }
+            }
+        }
+    }
+
+    async fn next(&mut self, queue: &mut mpsc::Receiver<Ask>) -> Next {
+        let remaining = remaining(&self.sandbox);
+        // Checked first: a guest that makes events without end would otherwise never expire.
+        if remaining.is_some_and(|left| left.is_zero()) {
+            return Next::Expired;
+        }
+        tokio::select! {
+            biased;
+            () = self.sandbox.stop.cancelled() => Next::Stop,
+            event = self.events.next() => match event {
+                Some(event) => Next::Event(event.event),
+                None => Next::Ended,
+            },
+            () = sleep_for(remaining) => Next::Expired,
+            ask = queue.recv() => match ask {
+                Some(ask) => Next::Ask(ask),
+                None => Next::Stop,
+            },
+        }
+    }
+
+    fn note(&self, event: Event) -> Ended {
+        match event {
+            Event::Stopped { cause } => return Some(cause),
+            Event::DeviceFailed { device, reason } => {
+                metrics::counter!("forkd_device_errors_total").increment(1);
+                tracing::warn!(sandbox = %self.sandbox.id, ?device, reason, "device failed");
+            }
+            Event::AgentReady | Event::CutTaken { .. } | Event::VsockConnect { .. } => {}
+        }
+        None
+    }
+
+    async fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Cut(ask) => cut::serve(self, *ask).await,
+            Ask::Checkpoint(ask) => checkpoint::serve(self, *ask).await,
+            Ask::Pause(reply) => {
+                let result = self
+                    .change(Step::Pause, Command::Pause, StoredState::Paused)
+                    .await;
+                let _ = reply.send(result);
+            }
+            Ask::Resume(reply) => {
+                let result = self
+                    .change(Step::Resume, Command::Resume, StoredState::Running)
+                    .await;
+                let _ = reply.send(result);
+            }
+            Ask::Counters(reply) => {
+                let _ = reply.send(self.counters().await);
+            }
+            Ask::Update(changes, reply) => {
+                let saved = self.save(|record| changes.apply(record)).await;
+                let _ = reply.send(saved.map(|_| self.sandbox.info()));
+            }
+        }
+    }
+
+    async fn change(&self, step: Step, command: Command, state: StoredState) -> Result<(), Error> {
+        let sandbox = &self.sandbox;
+        if sandbox.phase().after(step).is_none() {
+            return Err(sandbox.not_running());
+        }
+        let answer = quickly(self.vmm.run(command, &[])).await;
+        if answer.is_err() && step == Step::Pause {
+            // The VMM may pause later all the same, and no other request would resume it.
+            let _ = quickly(self.vmm.run(Command::Resume, &[])).await;
+        }
+        answer?.map_err(Error::vmm("the sandbox could not be paused or resumed"))?;
+        sandbox.step(step);
+        self.save(|record| record.state = state).await?;
+        Ok(())
+    }
+
+    async fn counters(&self) -> Result<Counters, Error> {
+        let reply = quickly(self.vmm.call(Command::Counters, &[]))
+            .await?
+            .map_err(Error::vmm("the counters could not be read"))?;
+        match reply {
+            Reply::Counters(counters) => Ok(counters),
+            _ => Err(Error::Task),
+        }
+    }
+
+    /// The VM ended by itself. The record stays, so that users see why, until the sandbox is deleted.
+    async fn fail(&self, cause: Ended) {
+        let how = describe(cause);
+        let sandbox = &self.sandbox;
+        tracing::warn!(sandbox = %sandbox.id, how, "the VM ended by itself");
+        sandbox.step(Step::Ended);
+        sandbox.set_error(ErrorCode::SandboxGone, how.to_owned(), None);
+        sandbox.keep_agent(None).await;
+        let saved = self
+            .save(|record| {
+                record.state = StoredState::Failed;
+                record.failure = Some(how.to_owned());
+            })
+            .await;
+        if let Err(error) = saved {
+            tracing::error!(sandbox = %sandbox.id, error = error.chain(), "the failure is not recorded");
+        }
+        metrics::counter!("forkd_sandboxes_failed_total").increment(1);
+        self.app
+            .events
+            .tell(EventKind::SandboxFailed, &sandbox.id, Some(how.to_owned()));
+    }
+
+    /// Ends the VM. The lease holds its blobs until its process is gone.
+    async fn end(self) -> Lease {
+        self.sandbox.keep_agent(None).await;
+        // Before the VM ends: a daemon that dies now finishes the deletion at its next start.
+        let saved = self
+            .save(|record| record.state = StoredState::Stopping)
+            .await;
+        if let Err(error) = saved {
+            tracing::error!(sandbox = %self.sandbox.id, error = error.chain(), "the deletion is not recorded");
+        }
+        let stopped = tokio::time::timeout(STOP, self.vmm.run(Command::Stop, &[])).await;
+        if !matches!(stopped, Ok(Ok(()))) {
+            tracing::debug!(sandbox = %self.sandbox.id, "the VMM did not confirm its end");
+        }
+        self.lease
+    }
+}
+
+impl Changes {
+    fn apply(self, record: &mut SandboxRecord) {
+        if let Some(expires) = self.expires_at_unix {
+            record.expires_at_unix = expires;
+        }
+        if let Some(labels) = self.labels {
+            record.labels = labels;
+        }
+    }
 }
 
 enum Next {
     Stop,
     Expired,
-    Ended(Ended),
+    Ended,
     Ask(Ask),
     Event(Event),
 }
 
-/// Serves a sandbox until it is gone.
-pub async fn drive(mut owned: Owned, mut queue: mpsc::Receiver<Ask>) {
-    let mut cause = None;
+/// Serves a sandbox without a VM until it is deleted or expires: only its record can still be changed.
+async fn serve_failed(
+    app: &Arc<App>,
+    sandbox: &Arc<SandboxHandle>,
+    queue: &mut mpsc::Receiver<Ask>,
+) {
     loop {
-        match next(&mut owned, &mut queue, cause).await {
-            Next::Event(event) => cause = note(&owned, event).or(cause),
-            Next::Ask(ask) => {
-                if let Err(ended) = answer(&mut owned, ask).await {
-                    cause = ended.or(cause);
+        let remaining = remaining(sandbox);
+        tokio::select! {
+            biased;
+            () = sandbox.stop.cancelled() => return,
+            () = sleep_for(remaining) => return,
+            ask = queue.recv() => match ask {
+                Some(Ask::Update(changes, done)) => {
+                    let record = sandbox.update(|record| changes.apply(record));
+                    let saved = app.db.put_sandboxes(vec![record]).await;
+                    let _ = done.send(saved.map(|()| sandbox.info()).map_err(Error::from));
                 }
-            }
-            Next::Stop => break,
-            Next::Expired => {
-                tracing::info!(sandbox = %owned.sandbox.id, "its time is over");
-                break;
-            }
-            Next::Ended(cause) => {
-                fail(&owned, cause).await;
-                queue.close();
-                while let Ok(ask) = queue.try_recv() {
-                    ask.refuse(&owned.sandbox);
-                }
-                until_removed(&owned.sandbox).await;
-                break;
-            }
+                Some(ask) => ask.refuse(sandbox),
+                None => return,
+            },
         }
     }
-    owned.sandbox.step(Step::Stop);
-    queue.close();
-    end(owned).await;
 }
 
 /// How much time the sandbox has left, if that is limited.
-fn remaining(sandbox: &Sandbox) -> Option<Duration> {
+fn remaining(sandbox: &SandboxHandle) -> Option<Duration> {
     let expires = sandbox.record().expires_at_unix?;
     Some(Duration::from_secs(expires.saturating_sub(clock::unix())))
 }
 
-/// Waits until a sandbox whose VM has ended is deleted, or its time is over. It hears no requests any more, so a new
-/// time is noticed by looking.
-pub(super) async fn until_removed(sandbox: &Sandbox) {
-    loop {
-        let left = remaining(sandbox).unwrap_or(LOOK).min(LOOK);
-        if left.is_zero() {
-            return;
-        }
-        tokio::select! {
-            () = sandbox.stop.cancelled() => return,
-            () = tokio::time::sleep(left) => {}
-        }
+async fn sleep_for(remaining: Option<Duration>) {
+    match remaining {
+        Some(remaining) => tokio::time::sleep(remaining).await,
+        None => std::future::pending().await,
     }
 }
 
-async fn next(owned: &mut Owned, queue: &mut mpsc::Receiver<Ask>, cause: Ended) -> Next {
-    let remaining = remaining(&owned.sandbox);
-    // A guest that makes events without end must not live for ever by it.
-    if remaining.is_some_and(|left| left.is_zero()) {
-        return Next::Expired;
-    }
-    tokio::select! {
-        biased;
-        () = owned.sandbox.stop.cancelled() => Next::Stop,
-        event = owned.events.next() => match event {
-            Some(event) => Next::Event(event.event),
-            None => Next::Ended(cause),
-        },
-        () = tokio::time::sleep(remaining.unwrap_or(Duration::MAX)), if remaining.is_some() => Next::Expired,
-        ask = queue.recv() => match ask {
-            Some(ask) => Next::Ask(ask),
-            None => Next::Stop,
-        },
-    }
-}
-
-fn note(owned: &Owned, event: Event) -> Ended {
-    match event {
-        Event::Stopped { cause } => return Some(cause),
-        Event::DeviceFailed { device, reason } => {
-            metrics::counter!("forkd_device_errors_total").increment(1);
-            tracing::warn!(sandbox = %owned.sandbox.id, ?device, reason, "device failed");
-        }
-        Event::AgentReady | Event::CutTaken { .. } | Event::VsockConnect { .. } => {}
-    }
-    None
-}
-
-/// Carries a request out. An error is the end of the VM.
-async fn answer(owned: &mut Owned, ask: Ask) -> Result<(), Ended> {
-    match ask {
-        Ask::Branch(ask) => return branch::serve(owned, *ask).await,
-        Ask::Checkpoint(ask) => return checkpoint::serve(owned, *ask).await,
-        Ask::Pause(reply) => {
-            let result = change(owned, Step::Pause, Command::Pause, StoredState::Paused).await;
-            let _ = reply.send(result);
-        }
-        Ask::Resume(reply) => {
-            let result = change(owned, Step::Resume, Command::Resume, StoredState::Running).await;
-            let _ = reply.send(result);
-        }
-        Ask::Counters(reply) => {
-            let _ = reply.send(counters(owned).await);
-        }
-        Ask::Rescheduled => {}
-    }
-    Ok(())
-}
-
-async fn change(
-    owned: &Owned,
-    step: Step,
-    command: Command,
-    state: StoredState,
-) -> Result<(), Error> {
-    let sandbox = &owned.sandbox;
-    if sandbox.phase().after(step).is_none() {
-        return Err(sandbox.not_running());
-    }
-    let answer = quickly(owned.vmm.run(command, &[]), "the VMM's answer").await;
-    if answer.is_err() && step == Step::Pause {
-        // It may pause all the same, later; nobody would ever resume it.
-        let _ = quickly(owned.vmm.run(Command::Resume, &[]), "the VMM's answer").await;
-    }
-    answer?.map_err(Error::vmm("the sandbox could not be paused or resumed"))?;
-    sandbox.step(step);
-    let record = sandbox.update(|record| record.state = state);
-    owned.app.db.put_sandboxes(vec![record]).await?;
-    Ok(())
-}
-
-async fn counters(owned: &Owned) -> Result<Counters, Error> {
-    let reply = quickly(owned.vmm.call(Command::Counters, &[]), "the VMM's answer")
-        .await?
-        .map_err(Error::vmm("the counters could not be read"))?;
-    match reply {
-        Reply::Counters(counters) => Ok(counters),
-        _ => Err(Error::Task),
-    }
-}
-
-async fn quickly<T>(work: impl Future<Output = T>, what: &str) -> Result<T, Error> {
+async fn quickly<T>(work: impl Future<Output = T>) -> Result<T, Error> {
     tokio::time::timeout(QUICK, work)
         .await
         .map_err(|_| Error::Timeout {
-            what: what.to_owned(),
+            what: "the VMM's answer".to_owned(),
             seconds: QUICK.as_secs(),
         })
-}
-
-/// The VM ended by itself: what it held is given back, its record stays for people to see.
-async fn fail(owned: &Owned, cause: Ended) {
-    let how = describe(cause);
-    let sandbox = &owned.sandbox;
-    tracing::warn!(sandbox = %sandbox.id, how, "the VM ended by itself");
-    sandbox.step(Step::Ended);
-    sandbox.set_error(ErrorCode::SandboxGone, how.to_owned());
-    sandbox.keep_agent(None).await;
-    let record = sandbox.update(|record| {
-        record.state = StoredState::Failed;
-        record.failure = Some(how.to_owned());
-    });
-    owned.app.write_down(record).await;
-    metrics::counter!("forkd_sandboxes_failed_total").increment(1);
-    owned
-        .app
-        .events
-        .tell(EventKind::SandboxFailed, &sandbox.id, Some(how.to_owned()));
 }
 
 fn describe(cause: Ended) -> &'static str {
@@ -321,25 +464,4 @@ fn describe(cause: Ended) -> &'static str {
         Some(StopCause::Asked) => "the VMM was told to stop",
         None => "the VMM process ended",
     }
-}
-
-/// Ends the VM and removes everything of the sandbox.
-async fn end(owned: Owned) {
-    let Owned {
-        app,
-        sandbox,
-        vmm,
-        lease,
-        ..
-    } = owned;
-    sandbox.keep_agent(None).await;
-    // Before anything ends: a daemon that dies now leaves no half of it.
-    let record = sandbox.update(|record| record.state = StoredState::Stopping);
-    app.write_down(record).await;
-    let polite = tokio::time::timeout(STOP, vmm.run(Command::Stop, &[])).await;
-    if !matches!(polite, Ok(Ok(()))) {
-        tracing::debug!(sandbox = %sandbox.id, "the VMM did not say good-bye");
-    }
-    drop(vmm);
-    app.forget(&sandbox, lease).await;
 }

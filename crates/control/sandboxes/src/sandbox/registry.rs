@@ -5,24 +5,20 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use forkd_types::SandboxId;
 
-use super::handle::Sandbox;
+use super::handle::SandboxHandle;
 use crate::error::Error;
 
 /// Every sandbox, by id; ids begin with the time, so the order is that of creation.
 #[derive(Debug, Default)]
-pub struct Registry(RwLock<BTreeMap<SandboxId, Arc<Sandbox>>>);
+pub struct Registry(RwLock<BTreeMap<SandboxId, Arc<SandboxHandle>>>);
 
 impl Registry {
-    /// Adds sandboxes, unless there would then be more than `limit`.
-    pub fn insert_all(&self, new: &[Arc<Sandbox>], limit: usize) -> Result<(), usize> {
-        let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if map.len() + new.len() > limit {
-            return Err(map.len());
-        }
-        for sandbox in new {
-            map.insert(sandbox.id.clone(), Arc::clone(sandbox));
-        }
-        Ok(())
+    /// Enters a sandbox. Its owner runs already.
+    pub(super) fn insert(&self, sandbox: &Arc<SandboxHandle>) {
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(sandbox.id.clone(), Arc::clone(sandbox));
     }
 
     /// Forgets a sandbox.
@@ -34,7 +30,7 @@ impl Registry {
     }
 
     /// A sandbox.
-    pub fn get(&self, id: &SandboxId) -> Result<Arc<Sandbox>, Error> {
+    pub fn get(&self, id: &SandboxId) -> Result<Arc<SandboxHandle>, Error> {
         self.0
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -44,7 +40,7 @@ impl Registry {
     }
 
     /// Every sandbox, the oldest first.
-    pub fn list(&self) -> Vec<Arc<Sandbox>> {
+    pub fn list(&self) -> Vec<Arc<SandboxHandle>> {
         self.0
             .read()
             .unwrap_or_else(PoisonError::into_inner)

@@ -16,9 +16,10 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 pub use records::{
-    BuiltRecord, CheckpointRecord, DiskStack, LayerRef, SandboxRecord, StoredState, WorkspaceRecord,
+    BuiltRecord, CheckpointRecord, DiskStack, LayerRef, RECORD_VERSION, SandboxRecord, StoredState,
+    WorkspaceRecord,
 };
-pub use tables::{Claim, IdempotencyRecord};
+pub use tables::{Claim, IdempotencyRecord, Stored, Unreadable};
 
 /// The most jobs in one commit.
 const BATCH: usize = 512;

@@ -36,9 +36,19 @@ impl StoredState {
     }
 }
 
+/// The version of stored records. A record of a later version is not read.
+pub const RECORD_VERSION: u32 = 1;
+
+fn first_version() -> u32 {
+    1
+}
+
 /// A sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRecord {
+    /// The version of the record.
+    #[serde(default = "first_version")]
+    pub version: u32,
     /// Its id.
     pub id: SandboxId,
     /// Where it was.
@@ -47,8 +57,8 @@ pub struct SandboxRecord {
     pub tag: Tag,
     /// Digest of that snapshot's manifest.
     pub manifest: Digest,
-    /// The VMM process.
-    pub pid: u32,
+    /// The VMM process, once there is one.
+    pub pid: Option<u32>,
     /// Who made it.
     pub owner: String,
     /// When it was made.
@@ -187,6 +197,46 @@ impl DiskStack {
 }
 
 impl SandboxRecord {
+    /// A sandbox of which only the ID is known.
+    pub fn unreadable(id: SandboxId) -> Self {
+        Self {
+            version: RECORD_VERSION,
+            id,
+            state: StoredState::Failed,
+            tag: "unknown".parse().expect("a constant that is a valid tag"),
+            manifest: Digest([0; 32]),
+            pid: None,
+            owner: String::new(),
+            created_at_unix: 0,
+            expires_at_unix: None,
+            memory_limit_mib: None,
+            labels: BTreeMap::new(),
+            workspace: None,
+            hostname: None,
+            ready_us: None,
+            failure: None,
+            branch_count: 0,
+            last_branch_memory_path: None,
+            engine: own_engine(),
+            memory_mib: 0,
+            vcpus: 0,
+            cpu: Cpu::Host,
+            memory: MemoryManifest {
+                layers: Vec::new(),
+                index: None,
+            },
+            disks: Vec::new(),
+            network: false,
+            source: Source::default(),
+            built: None,
+            checkpoints: Vec::new(),
+            rolling_back: None,
+            layer_count: 0,
+            agent: String::new(),
+            numpy: String::new(),
+        }
+    }
+
     /// Every blob it uses.
     pub fn blobs(&self) -> Vec<Digest> {
         let mut all = Vec::new();
@@ -279,6 +329,9 @@ impl SandboxRecord {
 /// A workspace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceRecord {
+    /// The version of the record.
+    #[serde(default = "first_version")]
+    pub version: u32,
     /// Its name.
     pub name: Tag,
     /// Its id.

@@ -3,7 +3,7 @@
 use forkd_types::{SandboxId, Tag};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{Db, DbError, SandboxRecord, WorkspaceRecord};
+use super::{Db, DbError, RECORD_VERSION, SandboxRecord, WorkspaceRecord};
 
 /// What a request with an idempotency key finds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +25,24 @@ pub struct IdempotencyRecord {
     pub status: u16,
     /// Body.
     pub body: String,
+}
+
+/// The sandboxes of the database.
+#[derive(Debug, Default)]
+pub struct Stored {
+    /// Records that can be used.
+    pub readable: Vec<SandboxRecord>,
+    /// Rows that cannot: each is one failed sandbox, and stays in the database until that is deleted.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A row whose record cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The key of the row.
+    pub id: SandboxId,
+    /// Why.
+    pub problem: String,
 }
 
 impl Db {
@@ -56,9 +74,8 @@ impl Db {
     }
 
     /// Every sandbox.
-    pub async fn sandboxes(&self) -> Result<Vec<SandboxRecord>, DbError> {
-        self.run(|c| read_all(c, "SELECT record FROM sandboxes ORDER BY id"))
-            .await
+    pub async fn sandboxes(&self) -> Result<Stored, DbError> {
+        self.run(read_sandboxes).await
     }
 
     /// Writes a workspace down.
@@ -179,6 +196,41 @@ impl Db {
     }
 }
 
+fn read_sandboxes(c: &Connection) -> Result<Stored, DbError> {
+    let mut statement = c.prepare_cached("SELECT id, record FROM sandboxes ORDER BY id")?;
+    let rows = statement.query_map([], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+    })?;
+    let mut stored = Stored::default();
+    for row in rows {
+        let (key, text) = row?;
+        match read_sandbox(&text) {
+            Ok(record) => stored.readable.push(record),
+            Err(problem) => match key.parse() {
+                Ok(id) => stored.unreadable.push(Unreadable { id, problem }),
+                // No request can name such a row, so nothing but this line tells of it.
+                Err(_) => tracing::error!(key, problem, "a row of the state database is ignored"),
+            },
+        }
+    }
+    Ok(stored)
+}
+
+fn read_sandbox(text: &str) -> Result<SandboxRecord, String> {
+    #[derive(serde::Deserialize)]
+    struct Version {
+        version: Option<u32>,
+    }
+    let found: Version = serde_json::from_str(text)
+        .map_err(|error| format!("its stored record does not parse: {error}"))?;
+    if let Some(version) = found.version.filter(|version| *version > RECORD_VERSION) {
+        return Err(format!(
+            "its stored record has version {version}, this daemon reads up to {RECORD_VERSION}"
+        ));
+    }
+    serde_json::from_str(text).map_err(|error| format!("its stored record does not parse: {error}"))
+}
+
 fn read_all<T: serde::de::DeserializeOwned>(c: &Connection, sql: &str) -> Result<Vec<T>, DbError> {
     let mut statement = c.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| row.get::<_, String>(0))?;
@@ -192,6 +244,36 @@ fn read_all<T: serde::de::DeserializeOwned>(c: &Connection, sql: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_bad_row_is_one_bad_sandbox() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::open(&dir.path().join("state.db")).unwrap();
+        let good = SandboxRecord::unreadable("sb-1".parse().unwrap());
+        let newer = SandboxRecord {
+            version: RECORD_VERSION + 1,
+            ..SandboxRecord::unreadable("sb-2".parse().unwrap())
+        };
+        db.put_sandboxes(vec![good.clone(), newer]).await.unwrap();
+        db.run(|c| {
+            c.execute(
+                "INSERT INTO sandboxes (id, state, record) VALUES ('sb-3', 'running', '{half')",
+                [],
+            )?;
+            Ok(())
+        })
+        .await
+        .unwrap();
+        let stored = db.sandboxes().await.unwrap();
+        assert_eq!(stored.readable, [good]);
+        let bad: Vec<_> = stored
+            .unreadable
+            .iter()
+            .map(|bad| bad.id.as_str())
+            .collect();
+        assert_eq!(bad, ["sb-2", "sb-3"]);
+        assert!(stored.unreadable[0].problem.contains("version 2"));
+    }
 
     #[tokio::test]
     async fn a_key_is_claimed_once() {

@@ -13,6 +13,7 @@ use forkd_types::Tag;
 
 use crate::app::App;
 use crate::error::Error;
+use crate::limits::BuildSlot;
 use crate::ops::writing::Claimed;
 use crate::trace::TARGET;
 
@@ -25,7 +26,7 @@ pub enum Disk {
     File(PathBuf),
 }
 
-/// A checked wish for a parent.
+/// A checked request for a parent.
 #[derive(Debug, Clone)]
 pub struct BuildRequest {
     /// What the root disk is.
@@ -46,34 +47,52 @@ pub struct BuildRequest {
     pub timeout: Duration,
     /// Labels of the snapshot.
     pub labels: BTreeMap<String, String>,
+    /// Who asks.
+    pub owner: String,
 }
 
 /// Builds a parent and stores it under the claimed tag.
-#[tracing::instrument(target = TARGET, skip_all, fields(forkd.snapshot = %claimed.tag()))]
+#[tracing::instrument(target = TARGET, skip_all, fields(forkd.snapshot = %claim.tag()))]
 pub async fn build(
     app: &Arc<App>,
     request: BuildRequest,
-    claimed: Claimed,
+    claim: Claimed,
 ) -> Result<SnapshotInfo, Error> {
-    let tag = claimed.tag().clone();
-    let result = async {
-        app.check_open()?;
-        let assets = assets::find(app, &request).await?;
-        parent::make(app, &request, &tag, assets).await
-    }
-    .await;
+    let tag = claim.tag().clone();
+    let (result, claim) = match prepare(app, &request).await {
+        Ok((assets, slot)) => {
+            let made = parent::make(app, &request, claim, assets).await;
+            drop(slot);
+            made
+        }
+        Err(error) => (Err(error), Some(claim)),
+    };
     match &result {
         Ok(_) => {
-            // First: whoever hears of the tag may use it at once.
-            drop(claimed);
+            // First: a listener may use the tag at once.
+            drop(claim);
             app.events.tell(EventKind::SnapshotReady, &tag, None);
         }
         Err(error) => {
             tracing::warn!(%tag, error = error.chain(), "the parent could not be built");
             app.events
                 .tell(EventKind::SnapshotFailed, &tag, Some(error.chain()));
-            claimed.failed(error.chain());
+            if let Some(claim) = claim {
+                claim.failed(error.chain());
+            }
         }
     }
     result
+}
+
+/// Asks for room before the first resource is taken.
+async fn prepare(
+    app: &Arc<App>,
+    request: &BuildRequest,
+) -> Result<(assets::Assets, BuildSlot), Error> {
+    app.check_open()?;
+    let assets = assets::find(app, request).await?;
+    let slot = app.limits.build(&request.owner, assets.memory_mib)?;
+    app.limits.store_room(&app.store)?;
+    Ok((assets, slot))
 }

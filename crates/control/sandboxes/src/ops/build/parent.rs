@@ -4,37 +4,36 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkd_agent_client::{Client, Options};
+use forkd_agent_client::Client;
 use forkd_api::{ErrorCode, SnapshotInfo};
 use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, InterpStart, QuiesceRequest, Warmup};
-use forkd_store::{
-    Cpu, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Source, Staging,
-    Versions,
-};
+use forkd_store::{Cpu, Ingested, Source};
 use forkd_types::{Engine, SandboxId, Tag};
-use forkd_vmm_link::{Vmm, VmmEvents};
-use forkd_vmm_proto::{
-    AGENT_PORT, Command, CutExtent, CutReport, CutSpec, Event, LINUX_CMDLINE, Reply,
-};
+use forkd_vmm_link::Vmm;
+use forkd_vmm_proto::{Event, LINUX_CMDLINE};
 
 use super::BuildRequest;
 use super::assets::Assets;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
-use crate::launch::{self, BootInput, FdList, NewDisk, VmFiles};
-use crate::ops::spawn::EPOCH;
+use crate::launch::{self, BootInput, VmFiles};
+use crate::ops::writing::Claimed;
+use crate::sandbox::birth::EPOCH;
+use crate::sandbox::cut::{AboutParent, cut_parent};
+use crate::sandbox::layers::new_layers;
+use crate::sandbox::owner::SandboxOwner;
+use crate::state::{DiskStack, SandboxRecord};
 
-/// What the guest sees as the serial number of its root disk.
+/// The serial number of the root disk in the guest.
 const SERIAL: &str = "root";
+/// How long the agent of a parent that says it is ready may take to answer.
+const CONNECT: Duration = Duration::from_secs(60);
 
-/// A parent that runs.
+/// A parent with its VM. It has an owner like any sandbox, but is not registered: no request can name it.
 struct Parent {
-    id: SandboxId,
-    engine: Engine,
+    owner: SandboxOwner,
     files: VmFiles,
-    vmm: Vmm,
-    events: VmmEvents,
     started: Instant,
 }
 
@@ -42,63 +41,62 @@ struct Parent {
 pub async fn make(
     app: &Arc<App>,
     request: &BuildRequest,
-    tag: &Tag,
+    claim: Claimed,
     assets: Assets,
-) -> Result<SnapshotInfo, Error> {
-    let base = ingest_base(app, &assets).await?;
-    let engine = app.launcher.engine().await?;
-    let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
+) -> (Result<SnapshotInfo, Error>, Option<Claimed>) {
     let id = SandboxId::from_parts(clock::unix(), rand::random());
-    let taken = app.launcher.take(shape, std::slice::from_ref(&id)).await?;
-    let Some(taken) = taken.into_iter().next() else {
-        return Err(Error::refused(
-            ErrorCode::LaunchFailed,
-            "the VMM process ended before it could be used",
-        ));
-    };
-    let result = async {
-        let files = {
-            let id = id.clone();
-            let disk = NewDisk {
-                slot: 0,
-                size: base.blob.bytes,
-            };
-            app.blocking(move |app| app.dirs.create(&id, &[disk], app.config.disk_limit_bytes))
-                .await?
-        };
-        let (vmm, events) = Vmm::new(taken.control, EPOCH, taken.vm.capabilities)
-            .map_err(Error::io("use", "the control socket of a VMM"))?;
-        let parent = Parent {
-            id: id.clone(),
-            engine,
-            files,
-            vmm,
-            events,
-            started: Instant::now(),
-        };
-        let limit = tokio::time::timeout(
-            request.timeout,
-            parent.run(app, request, tag, &assets, base),
-        );
-        limit.await.map_err(|_| Error::Timeout {
-            what: format!("building {tag}"),
+    let mut claim = Some(claim);
+    let building = build_vm(app, request, &id, &mut claim, &assets);
+    let result = match tokio::time::timeout(request.timeout, building).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::Timeout {
+            what: "the build of the parent".to_owned(),
             seconds: request.timeout.as_secs(),
-        })?
-    }
-    .await;
+        }),
+    };
     let console = console_tail(app, &id);
     if let Err(error) = app.launcher.kill(&id).await {
         tracing::warn!(sandbox = %id, error = crate::error::chain(&error), "the parent's VMM was not ended");
     }
-    app.blocking({
-        let id = id.clone();
-        move |app| {
+    let removed = app
+        .blocking(move |app| {
             app.dirs.remove(&id);
             Ok(())
-        }
-    })
-    .await?;
-    result.map_err(|error| with_console(error, &console))
+        })
+        .await;
+    let result = result.map_err(|error| with_console(error, &console));
+    (result.and_then(|info| removed.map(|()| info)), claim)
+}
+
+async fn build_vm(
+    app: &Arc<App>,
+    request: &BuildRequest,
+    id: &SandboxId,
+    claim: &mut Option<Claimed>,
+    assets: &Assets,
+) -> Result<SnapshotInfo, Error> {
+    let base = ingest_base(app, assets).await?;
+    let mut parent = Parent::launch(app, id, claim.as_ref(), assets, &base).await?;
+    parent.boot(assets, &base).await?;
+    let client = parent.agent().await?;
+    warm_up(&client, request, assets).await?;
+    let about = AboutParent {
+        ready_us: clock::micros(parent.started.elapsed()),
+        labels: request.labels.clone(),
+    };
+    metrics::histogram!("forkd_parent_ready_seconds")
+        .record(parent.started.elapsed().as_secs_f64());
+    parent.describe(&client, assets).await?;
+    client
+        .quiesce(QuiesceRequest::default())
+        .await
+        .map_err(Error::agent("the parent could not be prepared for the cut"))?;
+    client.close();
+    drop(client);
+    let owned = claim.take().ok_or(Error::Task)?;
+    let (done, given_back) = cut_parent(&mut parent.owner, owned, about).await;
+    *claim = Some(given_back);
+    Ok(done?.info)
 }
 
 /// The end of what a parent printed, for the one who asks why it did not come up.
@@ -144,148 +142,107 @@ async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error>
 }
 
 impl Parent {
-    async fn run(
-        mut self,
+    async fn launch(
         app: &Arc<App>,
-        request: &BuildRequest,
-        tag: &Tag,
-        assets: &Assets,
-        base: Ingested,
-    ) -> Result<SnapshotInfo, Error> {
-        let cmdline = LINUX_CMDLINE.to_owned();
-        self.boot(app, assets, &base, &cmdline).await?;
-        let client = self.agent(app).await?;
-        warm_up(&client, request, assets).await?;
-        let ready_us = clock::micros(self.started.elapsed());
-        metrics::histogram!("forkd_parent_ready_seconds")
-            .record(self.started.elapsed().as_secs_f64());
-        let versions = Versions {
-            forkd: env!("CARGO_PKG_VERSION").to_owned(),
-            vmm: env!("CARGO_PKG_VERSION").to_owned(),
-            agent: client.hello().program.clone(),
-            numpy: numpy_version(&client, assets).await,
-        };
-        client
-            .quiesce(QuiesceRequest::default())
-            .await
-            .map_err(Error::agent("the parent could not be prepared for the cut"))?;
-        client.close();
-        drop(client);
-        let (staging, report) = self.cut(app).await?;
-        tracing::info!(%tag, pages = report.pages_written, ready_us, "parent cut");
-        let layer = self.files.layers.first().map(|(name, _)| name.clone());
-        let (id, engine) = (self.id.clone(), self.engine);
-        let tag = tag.clone();
-        let assets = assets.clone();
-        let labels = request.labels.clone();
-        app.blocking(move |app| {
-            let written = Written::ingest(app, &id, &staging, layer.as_deref())?;
-            let manifest = Manifest {
-                labels,
-                versions,
-                engine,
-                ..written.manifest(tag, &assets, &base, cmdline, ready_us)
-            };
-            let published = app
-                .store
-                .publish(manifest)
-                .map_err(Error::store("the snapshot could not be stored"))?;
-            Ok(crate::ops::snapshots::info(app, &published.manifest))
-        })
-        .await
-    }
-
-    async fn boot(
-        &self,
-        app: &Arc<App>,
+        id: &SandboxId,
+        claim: Option<&Claimed>,
         assets: &Assets,
         base: &Ingested,
-        cmdline: &str,
-    ) -> Result<(), Error> {
+    ) -> Result<Self, Error> {
+        let tag = claim.ok_or(Error::Task)?.tag().clone();
+        let engine = app.launcher.engine().await?;
+        let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
+        let taken = app.launcher.take(shape, std::slice::from_ref(id)).await?;
+        let taken = taken.into_iter().next().ok_or_else(|| {
+            Error::refused(
+                ErrorCode::LaunchFailed,
+                "the VMM process ended before it could be used",
+            )
+        })?;
+        let record = record(id.clone(), tag, engine, assets, base);
+        let (files, record) = app
+            .blocking(move |app| {
+                let files = parent_files(app, &record)?;
+                Ok((files, record))
+            })
+            .await?;
+        let (vmm, events) = Vmm::new(taken.control, EPOCH, taken.vm.capabilities)
+            .map_err(Error::io("use", "the control socket of a VMM"))?;
+        let owner = SandboxOwner::of_parent(app, record, vmm, events);
+        owner
+            .save(|record| {
+                record.add_layers(files.layers.iter().map(|layer| (layer.slot, &layer.name)));
+            })
+            .await?;
+        Ok(Self {
+            owner,
+            files,
+            started: Instant::now(),
+        })
+    }
+
+    async fn boot(&self, assets: &Assets, base: &Ingested) -> Result<(), Error> {
         let open = |path: &std::path::Path| File::open(path).map_err(Error::io("open", path));
         let input = BootInput {
             kernel: open(&assets.kernel)?,
             initramfs: Some(open(&assets.initramfs)?),
-            cmdline: cmdline.to_owned(),
-            base: app
+            cmdline: LINUX_CMDLINE.to_owned(),
+            base: self
+                .owner
+                .app
                 .store
                 .open_blob(&base.blob.digest)
                 .map_err(Error::store("the root disk cannot be opened"))?,
             read_only: false,
             serial: SERIAL.to_owned(),
         };
-        launch::boot(&self.vmm, &input, &self.files).await
+        launch::boot(&self.owner.vmm, &input, &self.files).await
     }
 
     /// Waits until the agent says that it is ready.
-    async fn agent(&mut self, app: &Arc<App>) -> Result<Client, Error> {
+    async fn agent(&mut self) -> Result<Client, Error> {
+        let sandbox = Arc::clone(&self.owner.sandbox);
+        let gone = |how: String| Error::Gone {
+            id: sandbox.id.clone(),
+            how,
+        };
         loop {
-            match self.events.next().await.map(|event| event.event) {
+            match self.owner.events.next().await.map(|event| event.event) {
                 Some(Event::AgentReady) => break,
-                Some(Event::Stopped { cause }) => return Err(self.gone(format!("{cause:?}"))),
+                Some(Event::Stopped { cause }) => return Err(gone(format!("{cause:?}"))),
                 Some(_) => {}
-                None => return Err(self.gone("the VMM process ended".into())),
+                None => return Err(gone("the VMM process ended".into())),
             }
         }
-        let options = Options {
-            timeout: Duration::from_secs(60),
-            ..Options::default()
-        };
-        Client::connect_vsock(&app.dirs.vsock(&self.id), AGENT_PORT, options)
-            .await
-            .map_err(|error| {
-                Error::refused(
-                    ErrorCode::AgentUnreachable,
-                    format!(
-                        "the parent's agent does not answer: {}",
-                        crate::error::chain(&error)
-                    ),
-                )
-            })
+        sandbox.connect(CONNECT).await.map_err(|error| {
+            Error::refused(
+                ErrorCode::AgentUnreachable,
+                format!(
+                    "the parent's agent does not answer: {}",
+                    crate::error::chain(&error)
+                ),
+            )
+        })
     }
 
-    fn gone(&self, how: String) -> Error {
-        Error::Gone {
-            id: self.id.clone(),
-            how,
-        }
-    }
-
-    /// Cuts the parent and leaves it standing: it is not needed any more.
-    async fn cut(&self, app: &Arc<App>) -> Result<(Staging, CutReport), Error> {
-        let (staging, state, memory) = app
-            .blocking(|app| {
-                let staging = app
-                    .store
-                    .stage()
-                    .map_err(Error::store("no place to write the cut"))?;
-                let create = |name: &str| {
-                    staging
-                        .create(name)
-                        .map_err(Error::store("no place to write the cut"))
-                };
-                let (state, memory) = (create("state")?, create("memory")?);
-                Ok((staging, state, memory))
+    /// Notes the versions of the programs in the guest.
+    async fn describe(&self, client: &Client, assets: &Assets) -> Result<(), Error> {
+        let agent = client.hello().program.clone();
+        let numpy = numpy_version(client, assets).await;
+        self.owner
+            .save(|record| {
+                record.agent = agent;
+                record.numpy = numpy;
             })
             .await?;
-        let mut fds = FdList::default();
-        let spec = CutSpec {
-            state: fds.push(&state),
-            memory: fds.push(&memory),
-            extent: CutExtent::All,
-            new_layers: Vec::new(),
-            resume: false,
-        };
-        let reply = self
-            .vmm
-            .call(Command::Cut(spec), &fds.finish()?)
-            .await
-            .map_err(Error::vmm("the parent could not be cut"))?;
-        match reply {
-            Reply::Cut(report) => Ok((staging, report)),
-            _ => Err(Error::Task),
-        }
+        Ok(())
     }
+}
+
+fn parent_files(app: &App, record: &SandboxRecord) -> Result<VmFiles, Error> {
+    let mut files = app.dirs.create(&record.id)?;
+    files.layers = new_layers(app, record)?;
+    Ok(files)
 }
 
 async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
@@ -394,73 +351,32 @@ async fn numpy_version(client: &Client, assets: &Assets) -> String {
     }
 }
 
-/// What the cut of a parent left, as content.
-struct Written {
-    state: Ingested,
-    memory: Ingested,
-    layer: Option<Ingested>,
-}
-
-impl Written {
-    fn ingest(
-        app: &App,
-        id: &SandboxId,
-        staging: &Staging,
-        layer: Option<&str>,
-    ) -> Result<Self, Error> {
-        let store = |path: &std::path::Path| {
-            app.store
-                .ingest(path)
-                .map_err(Error::store("the cut could not be stored"))
-        };
-        Ok(Self {
-            state: store(&staging.file("state"))?,
-            memory: store(&staging.file("memory"))?,
-            layer: layer
-                .map(|name| store(&app.dirs.vm(id).join(name)))
-                .transpose()?,
-        })
-    }
-
-    fn manifest(
-        &self,
-        tag: Tag,
-        assets: &Assets,
-        base: &Ingested,
-        cmdline: String,
-        ready_us: u64,
-    ) -> Manifest {
-        Manifest {
-            schema: SCHEMA,
-            tag,
-            created_at_unix: clock::unix(),
-            memory_mib: assets.memory_mib,
-            vcpus: assets.vcpus,
-            cpu: Cpu::Host,
-            state: self.state.blob,
-            memory: MemoryManifest {
-                layers: vec![self.memory.blob],
-                index: None,
-            },
-            disks: vec![DiskManifest {
-                base: base.blob,
-                layers: self.layer.iter().map(|layer| layer.blob).collect(),
-                read_only: false,
-                serial: SERIAL.to_owned(),
-            }],
-            engine: Engine::FORKD,
-            network: false,
-            source: Source {
-                image: assets.image.clone(),
-                kernel: assets.kernel.display().to_string(),
-                kernel_digest: None,
-                initramfs_digest: None,
-                cmdline,
-            },
-            parent: None,
-            origin: Origin::Boot { ready_us },
-            versions: Versions::default(),
-            labels: std::collections::BTreeMap::new(),
-        }
+/// The parent as a sandbox. Its first snapshot has the tag that is built, and no snapshot lies below it.
+fn record(
+    id: SandboxId,
+    tag: Tag,
+    engine: Engine,
+    assets: &Assets,
+    base: &Ingested,
+) -> SandboxRecord {
+    SandboxRecord {
+        engine,
+        tag,
+        memory_mib: assets.memory_mib,
+        vcpus: assets.vcpus,
+        disks: vec![DiskStack {
+            base: base.blob,
+            layers: Vec::new(),
+            read_only: false,
+            serial: SERIAL.to_owned(),
+        }],
+        source: Source {
+            image: assets.image.clone(),
+            kernel: assets.kernel.display().to_string(),
+            kernel_digest: None,
+            initramfs_digest: None,
+            cmdline: LINUX_CMDLINE.to_owned(),
+        },
+        ..SandboxRecord::unreadable(id)
     }
 }

@@ -7,6 +7,7 @@ use crate::machine::ThreadKind;
 
 const VCPU: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu.bpf"));
 const DEVICES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/devices.bpf"));
+const DISKS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/disks.bpf"));
 const CONTROL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/control.bpf"));
 
 /// The filter was not taken.
@@ -33,6 +34,7 @@ pub fn restrict(kind: ThreadKind) -> Result<(), FilterError> {
     let bytes = match kind {
         ThreadKind::Vcpu => VCPU,
         ThreadKind::Devices => DEVICES,
+        ThreadKind::Disks => DISKS,
     };
     apply_filter(&program(bytes)).map_err(FilterError)
 }
@@ -64,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_is_not_listed_ends_the_process() {
-        for bytes in [VCPU, DEVICES, CONTROL] {
+        for bytes in [VCPU, DEVICES, DISKS, CONTROL] {
             assert_eq!(status_under(bytes, || {}), 0);
             let forbidden = status_under(bytes, || {
                 let _ = rustix::process::getuid();
@@ -74,8 +76,8 @@ mod tests {
     }
 
     #[test]
-    fn a_vcpu_thread_cannot_make_sockets() {
-        let call = || {
+    fn only_the_device_thread_makes_sockets_and_only_the_disk_thread_syncs() {
+        let make_sockets = || {
             let _ = rustix::net::socketpair(
                 rustix::net::AddressFamily::UNIX,
                 rustix::net::SocketType::STREAM,
@@ -83,7 +85,19 @@ mod tests {
                 None,
             );
         };
-        assert_eq!(i32::from(status_under(VCPU, call)), FORBIDDEN_CALL_STATUS);
-        assert_eq!(status_under(DEVICES, call), 0);
+        assert_eq!(status_under(DEVICES, make_sockets), 0);
+        for bytes in [VCPU, DISKS] {
+            let status = status_under(bytes, make_sockets);
+            assert_eq!(i32::from(status), FORBIDDEN_CALL_STATUS);
+        }
+        let file = tempfile::tempfile().unwrap();
+        let sync = || {
+            let _ = rustix::fs::fdatasync(&file);
+        };
+        assert_eq!(status_under(DISKS, sync), 0);
+        for bytes in [VCPU, DEVICES] {
+            let status = status_under(bytes, sync);
+            assert_eq!(i32::from(status), FORBIDDEN_CALL_STATUS);
+        }
     }
 }

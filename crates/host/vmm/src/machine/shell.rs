@@ -114,6 +114,9 @@ impl Machine {
             })?;
         let supported = hypervisor.supported_cpuid()?;
         let vm = Vm::new(hypervisor)?;
+        if !vm.missing_hardening().is_empty() {
+            tracing::info!(missing = ?vm.missing_hardening(), "KVM lacks protections");
+        }
         let ram = Arc::new(GuestRam::reserve(layout)?);
         vm.set_memory(&ram)?;
         let (devices, loops) = DeviceSet::new(&vm, notices)?;

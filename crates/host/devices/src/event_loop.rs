@@ -288,6 +288,11 @@ impl LoopHandle {
         self.0.want(Phase::Paused)
     }
 
+    /// Whether the thread of the loop stands still.
+    pub fn is_paused(&self) -> bool {
+        self.0.lock().actual == Phase::Paused
+    }
+
     /// Lets the devices go on.
     pub fn resume(&self) -> io::Result<()> {
         self.0.want(Phase::Running)

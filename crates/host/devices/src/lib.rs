@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   vCPU threads ──register access──► bus ──► virtio::MmioTransport ─┐ lock
-//!   KVM ioeventfd ──queue kick──► EventLoop (one device thread) ─────┴─► VirtioDevice ──► back end
+//!   KVM ioeventfd ──queue kick──► EventLoop (device or disk thread) ─┴─► VirtioDevice ──► back end
 //!                                                                         └─ irqfd ──► KVM
 //! ```
 //!

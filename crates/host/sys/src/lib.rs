@@ -4,6 +4,8 @@
 //! where a system call needs an `unsafe` block with a reason.
 
 mod channel;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod filter_probe;
 mod fork;
 mod heap;
 mod inherit;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   control thread   commands and events over one socket; builds, boots, restores, cuts
-//!   device thread    one event loop for all devices
+//!   device thread    one event loop for all devices but disks
+//!   disk thread      one event loop for all disks, whose I/O is synchronous
 //!   vCPU threads     one each; parked until there is something to run
 //! ```
 //!

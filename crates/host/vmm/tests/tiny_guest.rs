@@ -548,6 +548,20 @@ fn the_vmm_adds_less_than_five_mebibytes() {
 }
 
 #[test]
+fn disks_have_a_thread_of_their_own() {
+    if !has_kvm() {
+        return;
+    }
+    let vm = start();
+    let mut names: Vec<String> = std::fs::read_dir(format!("/proc/{}/task", vm.pid()))
+        .unwrap()
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names.concat(), "devices\ndisks\nforkd-vmm\nvcpu0\n");
+}
+
+#[test]
 fn a_vmm_whose_controller_goes_away_ends() {
     if !has_kvm() {
         return;

@@ -1,6 +1,7 @@
 //! KVM, behind safe functions.
 #![allow(unsafe_code)]
 
+mod hardening;
 mod run_page;
 mod vcpu;
 mod vm;
@@ -12,7 +13,7 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 
 pub use run_page::RunPage;
-pub use vcpu::{Vcpu, VcpuExit, VcpuState};
+pub use vcpu::{EXIT_BUS_LOCK, Vcpu, VcpuExit, VcpuState};
 pub use vm::{Vm, VmState};
 
 /// Why KVM did not do what was asked.

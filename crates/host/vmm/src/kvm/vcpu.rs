@@ -14,6 +14,9 @@ use crate::arch::x86_64::msr;
 
 pub use kvm_ioctls::VcpuExit;
 
+/// The exit of a vCPU that locked the bus; kvm-ioctls has no name for it.
+pub const EXIT_BUS_LOCK: u32 = kvm_bindings::KVM_EXIT_X86_BUS_LOCK;
+
 /// How many registers are read or written in one call.
 const MSR_CHUNK: usize = 64;
 /// KVM lets guests run with a clock this far off without scaling: 250 parts per million.

@@ -94,26 +94,45 @@ pub struct DeviceSpec<'a> {
 /// A device and the slot it goes into.
 type Fitted = (DeviceSlot, Box<dyn VirtioDevice>);
 
+/// The event loops of a machine, each for a thread of its own.
+///
+/// Disks do their I/O synchronously, and a flush may take the host seconds. They have a thread of their own
+/// so that commands to the agent (vsock), the console and the network do not wait for it.
+pub struct DeviceLoops {
+    /// Everything but disks.
+    pub devices: EventLoop,
+    /// All disks.
+    pub disks: EventLoop,
+}
+
 /// Slots, ports and lines; devices come later.
 pub struct DeviceSet {
     slots: Vec<Arc<MmioTransport>>,
     serial: Arc<Serial>,
     generation_line: EventFd,
     power_button: EventFd,
-    handle: LoopHandle,
+    /// One for each of [`DeviceLoops`].
+    handles: [LoopHandle; 2],
     buses: Arc<Buses>,
     notices: Arc<Notices>,
 }
 
 impl DeviceSet {
-    /// Empty slots, connected to KVM; and the loop for the device thread.
-    pub fn new(vm: &Vm, notices: &Arc<Notices>) -> Result<(Self, EventLoop), DeviceSetError> {
-        let mut event_loop = EventLoop::new().map_err(DeviceSetError::Io)?;
+    /// Empty slots, connected to KVM; and the loops for the device threads.
+    pub fn new(vm: &Vm, notices: &Arc<Notices>) -> Result<(Self, DeviceLoops), DeviceSetError> {
+        let mut loops = DeviceLoops {
+            devices: EventLoop::new().map_err(DeviceSetError::Io)?,
+            disks: EventLoop::new().map_err(DeviceSetError::Io)?,
+        };
         let events = Arc::clone(notices) as Arc<dyn DeviceEvents>;
         let mut memory = Bus::new();
         let mut slots = Vec::with_capacity(layout::SLOTS.len());
         for (place, slot) in layout::SLOTS.into_iter().enumerate() {
-            let transport = event_loop
+            let own_loop = match slot {
+                DeviceSlot::Disk(_) => &mut loops.disks,
+                _ => &mut loops.devices,
+            };
+            let transport = own_loop
                 .add(|registrar| MmioTransport::new(slot, registrar, Arc::clone(&events)))
                 .map_err(DeviceSetError::Io)?;
             let window = layout::window(place);
@@ -126,7 +145,7 @@ impl DeviceSet {
             memory.insert(window, MMIO_WINDOW, transport.clone())?;
             slots.push(transport);
         }
-        let serial = event_loop.add(Serial::new).map_err(DeviceSetError::Io)?;
+        let serial = loops.devices.add(Serial::new).map_err(DeviceSetError::Io)?;
         vm.add_interrupt(serial.interrupt().as_fd(), SERIAL_IRQ)?;
         let generation_line = line(vm, layout::GENERATION_GSI)?;
         let power_button = line(vm, layout::POWER_BUTTON_GSI)?;
@@ -145,11 +164,11 @@ impl DeviceSet {
             serial,
             generation_line,
             power_button,
-            handle: event_loop.handle(),
+            handles: [loops.devices.handle(), loops.disks.handle()],
             buses: Arc::new(Buses { ports, memory }),
             notices: Arc::clone(notices),
         };
-        Ok((set, event_loop))
+        Ok((set, loops))
     }
 
     /// Where the guest's accesses go.
@@ -157,9 +176,21 @@ impl DeviceSet {
         Arc::clone(&self.buses)
     }
 
-    /// Controls the device thread.
-    pub fn handle(&self) -> &LoopHandle {
-        &self.handle
+    /// Asks all device threads to stop soon, and does not wait for it.
+    pub fn ask_pause(&self) -> io::Result<()> {
+        self.handles.iter().try_for_each(LoopHandle::ask_pause)
+    }
+
+    /// Waits until all device threads have stopped between two requests. Nothing is in flight then.
+    pub fn pause(&self) -> io::Result<()> {
+        self.handles.iter().try_for_each(LoopHandle::pause)
+    }
+
+    /// Lets all device threads go on.
+    pub fn resume(&self) -> io::Result<()> {
+        // A loop that fails to be woken must not keep the other one asleep.
+        let results = self.handles.each_ref().map(LoopHandle::resume);
+        results.into_iter().collect()
     }
 
     /// Puts fresh devices in; returns the places of the slots that have one.
@@ -419,5 +450,55 @@ fn slot_name(slot: DeviceSlot) -> String {
         DeviceSlot::Net => "net".into(),
         DeviceSlot::Disk(n) => format!("disk{n}"),
         DeviceSlot::Console => "console".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kvm::Hypervisor;
+
+    #[test]
+    fn disks_are_served_by_a_loop_of_their_own() {
+        if !std::path::Path::new("/dev/kvm").exists() {
+            eprintln!("no /dev/kvm on this host: nothing was tested");
+            return;
+        }
+        let vm = Vm::new(&Hypervisor::open().unwrap()).unwrap();
+        let (set, loops) = DeviceSet::new(&vm, &Notices::new().unwrap()).unwrap();
+        set.resume().unwrap();
+        for transport in &set.slots {
+            transport.doorbells()[0].signal().unwrap();
+            let woken = [&loops.devices, &loops.disks].map(|one| one.poll_once().unwrap());
+            let expected = match transport.slot() {
+                DeviceSlot::Disk(_) => [0, 1],
+                _ => [1, 0],
+            };
+            assert_eq!(woken, expected, "{:?}", transport.slot());
+        }
+    }
+
+    /// A pause waits for the request that a disk is in, and no loop runs after it.
+    #[test]
+    fn a_pause_stops_all_loops() {
+        if !std::path::Path::new("/dev/kvm").exists() {
+            eprintln!("no /dev/kvm on this host: nothing was tested");
+            return;
+        }
+        let vm = Vm::new(&Hypervisor::open().unwrap()).unwrap();
+        let (set, loops) = DeviceSet::new(&vm, &Notices::new().unwrap()).unwrap();
+        let handles = set.handles.clone();
+        let threads =
+            [loops.devices, loops.disks].map(|one| std::thread::spawn(move || one.run().unwrap()));
+        for _ in 0..100 {
+            set.resume().unwrap();
+            set.ask_pause().unwrap();
+            set.pause().unwrap();
+            assert!(handles.iter().all(LoopHandle::is_paused));
+        }
+        handles.iter().for_each(|handle| handle.stop().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 }

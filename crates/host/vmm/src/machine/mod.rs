@@ -15,7 +15,7 @@ mod vcpu;
 pub use boot::BootError;
 pub use checkpoint::{CheckpointDone, CheckpointError, CheckpointInProgress, RollbackError};
 pub use cut::{CutDone, CutError, CutInProgress};
-pub use devices::{DeviceSet, DeviceSetError, DeviceSpec};
+pub use devices::{DeviceLoops, DeviceSet, DeviceSetError, DeviceSpec};
 pub use fds::{FdError, Fds};
 pub use notice::{Notice, Notices};
 pub use restore::RestoreError;

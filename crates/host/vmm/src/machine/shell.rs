@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forkd_devices::EventLoop;
 use forkd_memory::{GuestRam, MemoryError, RamLayout, WorkingSet};
 use forkd_sys::{Pagemap, PagemapError, WriteTracker};
 use forkd_types::Engine;
@@ -51,8 +52,8 @@ pub enum PrepareError {
     /// A thread cannot be started.
     #[error("cannot start the vCPU threads")]
     Vcpu(#[from] SpawnError),
-    /// A thread cannot be started.
-    #[error("cannot start the device thread")]
+    /// A device thread cannot be started.
+    #[error("cannot start a device thread")]
     Thread(#[source] io::Error),
 }
 
@@ -65,8 +66,8 @@ pub enum PauseError {
         /// Where it is.
         phase: VmmPhase,
     },
-    /// The device thread does not answer.
-    #[error("the device thread does not answer")]
+    /// A device thread does not answer.
+    #[error("a device thread does not answer")]
     Devices(#[source] io::Error),
 }
 
@@ -78,8 +79,10 @@ pub type ThreadStart = Arc<dyn Fn(ThreadKind) + Send + Sync>;
 pub enum ThreadKind {
     /// Runs a vCPU.
     Vcpu,
-    /// Works for the devices.
+    /// Serves all devices but disks.
     Devices,
+    /// Serves the disks.
+    Disks,
 }
 
 /// A machine.
@@ -123,20 +126,19 @@ impl Machine {
             })?;
         let supported = hypervisor.supported_cpuid()?;
         let vm = Vm::new(hypervisor)?;
+        if !vm.missing_hardening().is_empty() {
+            tracing::info!(missing = ?vm.missing_hardening(), "KVM lacks protections");
+        }
         let ram = Arc::new(GuestRam::reserve(layout)?);
         vm.set_memory(&ram)?;
-        let (devices, event_loop) = DeviceSet::new(&vm, notices)?;
-        let start = Arc::clone(on_thread_start);
-        std::thread::Builder::new()
-            .name("devices".into())
-            .stack_size(DEVICE_STACK)
-            .spawn(move || {
-                start(ThreadKind::Devices);
-                if let Err(error) = event_loop.run() {
-                    tracing::error!(%error, "the device thread ended");
-                }
-            })
-            .map_err(PrepareError::Thread)?;
+        let (devices, loops) = DeviceSet::new(&vm, notices)?;
+        for (kind, event_loop) in [
+            (ThreadKind::Devices, loops.devices),
+            (ThreadKind::Disks, loops.disks),
+        ] {
+            start_loop(kind, event_loop, Arc::clone(on_thread_start))
+                .map_err(PrepareError::Thread)?;
+        }
         let shown = cpuid::for_vm(
             &supported,
             shape.cpu,
@@ -202,14 +204,14 @@ impl Machine {
 
     pub(super) fn stop_threads(&self) -> Result<(), PauseError> {
         // A vCPU may wait for a device that has much to do.
-        let asked = self.devices.handle().ask_pause();
+        let asked = self.devices.ask_pause();
         for vcpu in &self.vcpus {
             vcpu.ask_pause();
         }
         for vcpu in &self.vcpus {
             vcpu.wait_paused();
         }
-        if let Err(error) = asked.and_then(|()| self.devices.handle().pause()) {
+        if let Err(error) = asked.and_then(|()| self.devices.pause()) {
             self.start_threads();
             return Err(PauseError::Devices(error));
         }
@@ -252,8 +254,8 @@ impl Machine {
             vcpu.resume();
         }
         // The loop only fails to be woken if its eventfd is gone, and then the process is.
-        if let Err(error) = self.devices.handle().resume() {
-            tracing::error!(%error, "the device thread cannot be woken");
+        if let Err(error) = self.devices.resume() {
+            tracing::error!(%error, "a device thread cannot be woken");
         }
     }
 
@@ -297,4 +299,22 @@ impl Machine {
             None => Err(MemoryError::Unknown),
         }
     }
+}
+
+/// Starts a thread that runs an event loop until the process ends.
+fn start_loop(kind: ThreadKind, event_loop: EventLoop, start: ThreadStart) -> io::Result<()> {
+    let name = match kind {
+        ThreadKind::Disks => "disks",
+        _ => "devices",
+    };
+    std::thread::Builder::new()
+        .name(name.into())
+        .stack_size(DEVICE_STACK)
+        .spawn(move || {
+            start(kind);
+            if let Err(error) = event_loop.run() {
+                tracing::error!(%error, thread = name, "a device thread ended");
+            }
+        })
+        .map(drop)
 }

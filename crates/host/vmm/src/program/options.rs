@@ -20,7 +20,8 @@ Options:
   --version         print the version
 
 Exit status: 0 stopped or powered off, 10 reset, 11 guest panic, 12 vCPU failure,
-20 control socket lost, 21 bad start, 70 internal error, 148 forbidden system call
+20 control socket lost, 21 bad start, 70 internal error. A forbidden system call ends
+the process with SIGSYS; in a debug build with status 148
 ";
 
 /// What was asked for.

@@ -20,7 +20,6 @@ pub enum AccelChoice {
     Auto,
     /// KVM, or an error.
     Kvm,
-    /// Software emulation.
     Tcg,
 }
 

@@ -64,7 +64,7 @@ pub struct ProcessHandle {
 }
 
 impl ProcessHandle {
-    /// Sends SIGKILL.
+    /// Sends SIGKILL to the process.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.fd, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),

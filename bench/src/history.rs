@@ -1,4 +1,6 @@
-//! What a cut and a roll-back cost, with a guest of a few bytes that does nothing but write to memory.
+//! Cuts and roll-backs of a guest of a few bytes that writes to memory all the time.
+//!
+//! The guest signals each pass over its pages, so that every measurement starts with the full set dirty.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ use crate::frozen::{self, Frozen, Surroundings};
 use crate::report::{Cut, PagesFrom, Parts, Rollback};
 use crate::stats::Spread;
 
-/// Passes of the guest over its pages before something is measured.
+/// Passes of the guest over its pages before a measurement.
 const PASSES: usize = 2;
 
 /// A running guest.
@@ -27,7 +29,7 @@ struct Running {
 }
 
 impl Running {
-    /// Starts a guest that writes to so much of its memory.
+    /// Starts a guest that writes to `dirty` of its memory.
     fn start(work: &Path, memory: MiB, dirty: MiB, run: bool) -> anyhow::Result<Self> {
         let frozen = Frozen::new(work, memory, &tiny::dirtying(dirty.0 * 256))?;
         let folder = tempfile::tempdir_in(work)?;
@@ -43,9 +45,9 @@ impl Running {
         })
     }
 
-    /// Waits until the guest has gone over all its pages.
+    /// Waits until the guest has written all its pages.
     fn let_write(&mut self) -> anyhow::Result<()> {
-        // What it said before now is not about now.
+        // Discard signals of earlier passes.
         while self.client.try_ready()? {}
         for _ in 0..PASSES {
             self.client.wait_ready()?;
@@ -53,7 +55,7 @@ impl Running {
         Ok(())
     }
 
-    /// Cuts onto the last cut.
+    /// Makes a cut based on the last cut.
     fn cut(&mut self, onto: u64) -> anyhow::Result<CutReport> {
         let (state, memory, index) = (self.file()?, self.file()?, self.file()?);
         let mut attach = Attach::new();
@@ -99,7 +101,7 @@ impl Running {
     }
 }
 
-/// Cuts a guest of `memory` that keeps `dirty` of it changing, each cut onto the one before.
+/// Cuts a guest of `memory` that keeps `dirty` of it changing. Each cut is based on the one before.
 pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Result<Cut> {
     let mut vm = Running::start(work, memory, dirty, true)?;
     let (mut pauses, mut parts) = (Vec::new(), Vec::new());
@@ -119,7 +121,7 @@ pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Resu
     })
 }
 
-/// Rolls a guest back that has changed `dirty` of its memory.
+/// Rolls back a guest that has changed `dirty` of its memory.
 pub fn rollbacks(
     work: &Path,
     memory: MiB,

@@ -1,4 +1,6 @@
-//! What a cut and a roll-back cost, with a guest of a few bytes that does nothing but write to memory.
+//! Cuts and roll-backs of a guest of a few bytes that writes to memory all the time.
+//!
+//! The guest signals each pass over its pages, so that every measurement starts with the full set dirty.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,7 +30,7 @@ struct Running {
 }
 
 impl Running {
-    /// Starts a guest that writes to so much of its memory.
+    /// Starts a guest that writes to `dirty` of its memory.
     fn start(work: &Path, memory: MiB, dirty: MiB, run: bool) -> anyhow::Result<Self> {
         let frozen = Frozen::new(work, memory, &tiny::dirtying(dirty.0 * 256))?;
         let folder = tempfile::tempdir_in(work)?;
@@ -44,7 +46,7 @@ impl Running {
         })
     }
 
-    /// Waits until the guest has gone over all its pages.
+    /// Waits until the guest has written all its pages.
     fn let_write(&mut self) -> anyhow::Result<()> {
         let end = self.client.ready_signals()? + PASSES;
         while self.client.ready_signals()? < end {
@@ -100,7 +102,7 @@ impl Running {
     }
 }
 
-/// Cuts a guest of `memory` that keeps `dirty` of it changing, each cut onto the one before.
+/// Cuts a guest of `memory` that keeps `dirty` of it changing. Each cut is based on the one before.
 pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Result<Cut> {
     let mut vm = Running::start(work, memory, dirty, true)?;
     let (mut pauses, mut parts) = (Vec::new(), Vec::new());
@@ -120,7 +122,7 @@ pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Resu
     })
 }
 
-/// Rolls a guest back that has changed `dirty` of its memory.
+/// Rolls back a guest that has changed `dirty` of its memory.
 pub fn rollbacks(
     work: &Path,
     memory: MiB,

@@ -1,4 +1,7 @@
-//! What the commands do.
+//! The commands of `forkd-image`.
+//!
+//! Each command makes content in the cache, copies it to `--out` if requested, and prints its path or a JSON
+//! object. Progress goes to stderr.
 
 use std::path::{Path, PathBuf};
 
@@ -26,13 +29,13 @@ struct Context<'a> {
     progress: Progress,
 }
 
-/// What a command made.
+/// The result of a command: paths, and the JSON object for `--json`.
 struct Answer {
     path: PathBuf,
     json: Value,
 }
 
-/// Runs the command that was typed.
+/// Runs one command.
 pub fn run(args: &Args) -> Result<(), Error> {
     let context = Context {
         args,
@@ -207,7 +210,7 @@ impl Context<'_> {
     }
 }
 
-/// The path of a result: of a copy where one was asked for, else of the original in the cache.
+/// The path of a result: the copy if one was requested, otherwise the original in the cache.
 fn exported(made: &Path, out: Option<&Path>) -> Result<PathBuf, Error> {
     match out {
         Some(out) => {
@@ -218,7 +221,7 @@ fn exported(made: &Path, out: Option<&Path>) -> Result<PathBuf, Error> {
     }
 }
 
-/// The agent that was named, or the one beside this program.
+/// The given agent, or the one beside this program.
 fn agent(given: Option<&Path>) -> Result<PathBuf, Error> {
     if let Some(path) = given {
         return Ok(path.to_owned());

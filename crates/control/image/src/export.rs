@@ -1,4 +1,6 @@
-//! Copies of finished things outside of the cache.
+//! Copies finished content out of the cache.
+//!
+//! A target file is replaced atomically. Holes of sparse files stay holes.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -7,21 +9,18 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Why something could not be copied out of the cache.
+/// Why content could not be copied out of the cache.
 #[derive(Debug, Error)]
 #[error("cannot copy {} to {}", from.display(), to.display())]
 pub struct ExportError {
-    /// The file in the cache.
     from: PathBuf,
-    /// Where it should go.
     to: PathBuf,
-    /// What the system said.
     #[source]
     source: io::Error,
 }
 
-/// Copies a file, or a folder with everything in it, over what is there. A file is replaced as a
-/// whole, so that a reader never sees half of it; holes stay holes.
+/// Copies a file, or a folder with its content, over the target. Files are replaced atomically; holes stay
+/// holes.
 pub fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     copy_any(from, to).map_err(|source| ExportError {
         from: from.to_owned(),

@@ -1,4 +1,7 @@
-//! `image.json`: what an image is and what it is made of.
+//! `image.json`: the description of an image.
+//!
+//! The daemon reads memory, vCPUs, environment and warm-up from this file. `schema` is its version; other
+//! versions are refused.
 
 use std::collections::BTreeMap;
 
@@ -9,40 +12,32 @@ use crate::recipe::{Recipe, Warmup};
 use crate::root::{PackageRecord, Root, Source};
 use forkd_types::{Digest, MiB};
 
-/// The version of the record's format.
 pub const SCHEMA: u32 = 1;
 
-/// What is known of an image.
+/// Content of `image.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageRecord {
-    /// The version of this format.
     pub schema: u32,
-    /// Its name.
     pub name: String,
-    /// A sentence for people.
     pub description: String,
-    /// The digest of the recipe it was made from.
     pub recipe: Digest,
-    /// Where its files came from.
     pub source: Source,
     /// The disk, `root.ext4` beside the record.
     pub disk: FileDigest,
-    /// The UUID of its file system.
     pub uuid: String,
-    /// Guest memory unless somebody asks for another size.
+    /// Default guest memory.
     pub memory_mib: MiB,
-    /// vCPUs unless somebody asks for another number.
+    /// Default number of vCPUs.
     pub vcpus: u8,
-    /// The environment of everything that runs in the guest.
+    /// Environment of every process in the guest.
     pub env: BTreeMap<String, String>,
-    /// What to do before the parent is frozen.
+    /// Work to do before the parent is frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup: Option<Warmup>,
-    /// The release of the kernel whose modules are in the image.
+    /// Release of the kernel whose modules are in the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
-    /// Every package in it.
     pub packages: Vec<PackageRecord>,
 }
 
@@ -65,7 +60,7 @@ impl ImageRecord {
         }
     }
 
-    /// Reads a record; the error is the reason in words.
+    /// Parses a record. The error is the reason in words.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {
@@ -81,7 +76,6 @@ impl ImageRecord {
         serde_json::from_slice(text).map_err(|error| error.to_string())
     }
 
-    /// The record as text.
     pub fn to_json(&self) -> String {
         format!("{:#}\n", serde_json::json!(self))
     }

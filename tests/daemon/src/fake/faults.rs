@@ -146,6 +146,15 @@ impl Faults {
         self.inject(step, fault)
     }
 
+    /// How many of the faults a VMM has arrived at.
+    pub fn count_reached(&self, faults: &[Injected]) -> usize {
+        let reached = self.dir.join("reached");
+        faults
+            .iter()
+            .filter(|fault| reached.join(&fault.name).exists())
+            .count()
+    }
+
     /// Waits until a VMM has arrived at the fault.
     pub async fn reached(&self, fault: &Injected) {
         let path = self.dir.join("reached").join(&fault.name);

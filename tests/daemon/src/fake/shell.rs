@@ -26,7 +26,7 @@ pub(super) fn program(request: &ExecRequest) -> Program {
     let words: Vec<&str> = match &request.shell {
         Some(line) => line.split_whitespace().collect(),
         None => match request.argv.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-            [ref shell, "-c", line] if shell.ends_with("sh") => line.split_whitespace().collect(),
+            [shell, "-c", line] if shell.ends_with("sh") => line.split_whitespace().collect(),
             ref argv => argv.to_vec(),
         },
     };

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Everything a fake guest knows; all of it lies in guest memory.
+/// Everything a fake guest knows; all of it lies in guest memory. The archives in `fixtures/` hold this encoding, so the
+/// fields do not change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Guest {
     /// Content by absolute path.

@@ -1,12 +1,12 @@
 //! The real daemon as a process, for scenarios that drive it over its REST API.
 //!
-//! [`Daemon::start`] runs `forkd-controller` and `forkd-spawn` from a directory of their own. The VMM beside them is either
-//! `forkd-vmm` or the [fake](fake), which speaks the same protocol without KVM: its guests keep their state in
-//! guest memory, so that a branch, a fork or a roll-back that loses a page is seen by reading a file back.
+//! [`Daemon::start`] runs `forkd-controller` from a directory of its own. Beside it are either `forkd-spawn` and
+//! `forkd-vmm`, or [fakes](fake) that speak the same protocols without KVM. The guests of a fake VMM keep their state in guest
+//! memory, so a branch, a fork or a roll-back that loses a page is seen by reading a file back.
 //!
 //! ```text
-//!   scenario ──REST──► forkd-controller ──spawn protocol──► forkd-spawn ──starts──► forkd-vmm (fake or real)
-//!      └────────────── faults: files in a directory ─────────────────────────────────────┘
+//!   scenario ──REST──► forkd-controller ──spawn protocol──► spawner ──starts──► VMM
+//!      └────────────── faults: files in a directory ────────────────────────────┘
 //! ```
 //!
 //! Scenarios use the REST client and the [`Daemon`] alone. Those that inject faults need fake VMMs; all others run

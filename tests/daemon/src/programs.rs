@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Overrides the directory of `forkd-controller`, `forkd-spawn` and `forkd-vmm`.
+/// The directory of `forkd-controller`, and with real VMMs of `forkd-spawn` and `forkd-vmm`.
 const PROGRAMS: &str = "FORKD_TEST_PROGRAMS";
 /// `real` for VMMs with KVM.
 const VMMS: &str = "FORKD_TEST_VMMS";
@@ -31,7 +31,7 @@ macro_rules! programs {
     () => {
         $crate::Programs::new(
             env!("CARGO_BIN_EXE_controller-under-test"),
-            env!("CARGO_BIN_EXE_spawn-under-test"),
+            env!("CARGO_BIN_EXE_fake-spawn"),
             env!("CARGO_BIN_EXE_fake-vmm"),
         )
     };
@@ -43,28 +43,26 @@ impl Programs {
     /// # Panics
     ///
     /// Panics when real VMMs are wanted and the environment does not say where the programs are.
-    pub fn new(controller: &str, spawn: &str, fake_vmm: &str) -> Self {
+    pub fn new(controller: &str, fake_spawn: &str, fake_vmm: &str) -> Self {
         let dir = std::env::var_os(PROGRAMS).map(PathBuf::from);
-        let program = |name: &str, built: &str| match &dir {
+        let built = |name: &str, fake: &str| match &dir {
             Some(dir) => dir.join(name),
-            None => PathBuf::from(built),
+            None => PathBuf::from(fake),
         };
-        let vmms = match std::env::var(VMMS).as_deref() {
-            Ok("real") => Vmms::Real,
-            _ => Vmms::Fake,
-        };
-        let vmm = match vmms {
-            Vmms::Fake => PathBuf::from(fake_vmm),
-            Vmms::Real => dir
-                .as_ref()
-                .unwrap_or_else(|| panic!("{VMMS}=real needs {PROGRAMS}=DIR"))
-                .join("forkd-vmm"),
-        };
+        if std::env::var(VMMS).as_deref() != Ok("real") {
+            return Self {
+                controller: built("forkd-controller", controller),
+                spawn: PathBuf::from(fake_spawn),
+                vmm: PathBuf::from(fake_vmm),
+                vmms: Vmms::Fake,
+            };
+        }
+        assert!(dir.is_some(), "{VMMS}=real needs {PROGRAMS}=DIR");
         Self {
-            controller: program("forkd-controller", controller),
-            spawn: program("forkd-spawn", spawn),
-            vmm,
-            vmms,
+            controller: built("forkd-controller", controller),
+            spawn: built("forkd-spawn", fake_spawn),
+            vmm: built("forkd-vmm", fake_vmm),
+            vmms: Vmms::Real,
         }
     }
 

@@ -1,5 +1,6 @@
 //! A VMM without KVM: the VMM protocol in front, an agent in memory behind.
 //!
+//! - `spawner` takes the place of `forkd-spawn` and starts VMMs as processes.
 //! - [`Faults`] says what goes wrong, and at which [`Step`].
 //! - `session` answers commands one after another.
 //! - `vm` holds the guest, the vCPU gate and the agent's connections.
@@ -15,7 +16,9 @@ mod guest;
 mod memory;
 mod session;
 mod shell;
+mod spawner;
 mod vm;
 
 pub use faults::{Fault, Faults, Injected, Step};
 pub use session::serve;
+pub use spawner::spawn;

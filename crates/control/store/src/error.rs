@@ -19,8 +19,11 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory was written by a newer version.
-    #[error("{} has store format {found}, this program knows {known}", path.display())]
+    /// The directory was written by another version.
+    #[error(
+        "{} has store format {found}, this program reads {known}: run the forkd that wrote it, or give another --data-dir",
+        path.display()
+    )]
     Format {
         /// The directory.
         path: PathBuf,

@@ -4,7 +4,7 @@ use forkd_api::routes::{self, fill};
 use forkd_api::{
     BranchRequest, CheckpointInfo, CheckpointRequest, CreateSandboxes, CreateWorkspace,
     ForkRequest, RollbackInfo, RollbackRequest, SandboxInfo, SandboxStats, SnapshotInfo,
-    SuspendRequest, WorkspaceInfo,
+    SuspendRequest, UpdateSandbox, WorkspaceInfo,
 };
 use reqwest::Method;
 
@@ -29,6 +29,13 @@ impl Client {
     /// Ends a sandbox.
     pub async fn kill(&self, id: &str) -> Result<(), Error> {
         self.nothing(self.request(Method::DELETE, &fill(routes::SANDBOX, &[id])))
+            .await
+    }
+
+    /// Changes labels or lifetime.
+    pub async fn update(&self, id: &str, request: &UpdateSandbox) -> Result<SandboxInfo, Error> {
+        let route = fill(routes::SANDBOX, &[id]);
+        self.json(self.request(Method::PATCH, &route).json(request))
             .await
     }
 

@@ -37,7 +37,10 @@ pub enum DbError {
         source: rusqlite::Error,
     },
     /// It was written by a newer version.
-    #[error("{} has schema {found}, this program knows {known}", path.display())]
+    #[error(
+        "{} has schema {found}, this program reads {known}: run the forkd that wrote it, or give another --data-dir",
+        path.display()
+    )]
     Schema {
         /// The file.
         path: PathBuf,

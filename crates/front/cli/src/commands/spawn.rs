@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
+use forkd_api::{CreateSandboxes, LimitsRequest, SandboxInfo, SandboxState};
 
 use super::children::{start, warn_without_limit};
 use crate::args::SpawnArgs;
@@ -18,6 +18,7 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         n: args.n,
         per_child_netns: args.per_child_netns,
         memory_limit_mib: args.memory_limit_mib,
+        limits: LimitsRequest::default(),
         prewarm: args.prewarm,
         live_fork: args.live_fork,
         hugepages: args.hugepages,

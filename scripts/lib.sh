@@ -27,8 +27,8 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 # What this host's KVM can do, as one word: native, interpreting, forbidden, absent or broken.
 probe_kvm() {
-    # It exits with 1 where something is missing.
-    { "$bin/forkd" doctor --json </dev/null 2>/dev/null || true; } |
+    # No daemon is asked. doctor exits with 1 if any check fails.
+    { "$bin/forkd" doctor --json --daemon-url http://127.0.0.1:1 </dev/null 2>/dev/null || true; } |
         sed -n '/"name": "kvm"/,/"detail"/s/^ *"detail": "\([a-z]*\).*/\1/p' | grep . || die "forkd doctor says nothing about KVM"
 }
 

@@ -8,6 +8,9 @@ cd "$root"
 
 target=${CARGO_TARGET_DIR:-$root/target}
 bin=$target/release
+# The guest agent, linked statically. In $bin there is a copy of it, or after unit tests were built a dynamic one.
+agent_target=x86_64-unknown-linux-gnu
+static_agent=$target/$agent_target/agent/forkd-agent
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
 # Where the QEMU of this system is too old, set-up puts one here.
 if [ -x "$cache/qemu/bin/qemu-system-x86_64" ]; then PATH=$cache/qemu/bin:$PATH; fi

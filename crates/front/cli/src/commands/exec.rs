@@ -62,7 +62,7 @@ pub fn run(args: &ExecArgs, ui: &Ui) -> CliResult {
     block_on(async {
         match mode {
             Mode::Json => {
-                let done = client.exec(&args.id, &request).await.map_err(failed)?;
+                let done = collected(&client, &args.id, &request).await?;
                 ui.json(&done)?;
                 Ok(exit_of(done.exit_code))
             }

@@ -1,4 +1,4 @@
-//! What people see: text, streams and exit codes of commands that need no running machine.
+//! Text, streams and exit codes of commands that need no running machine and no daemon but a fake one.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
-/// A user with an empty home and no QEMU but those a test makes.
+/// A user with an empty home directory. The only QEMU is the one that a test makes.
 struct User {
     home: tempfile::TempDir,
 }
@@ -56,7 +56,7 @@ impl User {
         )
     }
 
-    /// A QEMU that answers `--version`, and to everything else does what `script` says.
+    /// A QEMU that answers `--version` and runs `script` otherwise.
     fn qemu(&self, version: &str, script: &str) {
         let text = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'QEMU emulator version {version}'; exit; fi\n{script}\n"
@@ -81,7 +81,7 @@ fn executable(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A port that nothing listens on, and that is not the default, which somebody may use.
+/// An unused port: the default one may be in use on the host that runs the tests.
 const START: [&str; 8] = [
     "machine", "start", "--accel", "tcg", "--disk", "64M", "--port", "47113",
 ];
@@ -481,7 +481,7 @@ fn a_host_without_certificates_can_have_a_daemon() {
     assert!(!shown.contains("certificates"), "{shown}");
 }
 
-/// Something at a port of this host that answers every request with the same, and keeps the requests.
+/// A server on this host that gives every request the same answer, and records the requests.
 struct Fake {
     url: String,
     requests: Arc<Mutex<Vec<String>>>,
@@ -492,7 +492,7 @@ impl Fake {
         Self::declaring(status, body, body.len())
     }
 
-    /// An answer that says it is so long.
+    /// An answer with this content length.
     fn declaring(status: &str, body: &str, length: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -517,7 +517,7 @@ impl Fake {
                 let text = String::from_utf8_lossy(&request).into_owned();
                 kept.lock().unwrap().push(text);
                 let _ = connection.write_all(answer.as_bytes());
-                // What is closed with something unread in it takes the answer along.
+                // Closing a socket with unread data resets the connection, and the client would lose the answer.
                 let _ = connection.shutdown(Shutdown::Write);
                 while matches!(connection.read(&mut chunk), Ok(1..)) {}
             }
@@ -539,7 +539,7 @@ impl Fake {
         serde_json::from_str(body).unwrap()
     }
 
-    /// A daemon that knows no sandbox.
+    /// A daemon without sandboxes.
     fn refusing() -> Self {
         Self::new(
             "404 Not Found",

@@ -1,4 +1,4 @@
-//! Wrong and missing input to every command and flag: what people read. `tests/golden/usage.txt` holds all of it; with
+//! Messages for invalid and missing input to every command and flag. `tests/golden/usage.txt` holds all of it; with
 //! `FORKD_UPDATE_GOLDEN=1` it is written anew, to be read before it is committed.
 
 use std::fmt::Write as _;

@@ -6,7 +6,6 @@
 # so this way all calls share one set of compiled dependencies, and a later call compiles only what is new to it.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-agent_target=x86_64-unknown-linux-gnu
 wanted=()
 while [ "${1:-}" = --tests ]; do
     wanted+=("${unit_test_targets[@]}")
@@ -36,5 +35,5 @@ build_both() {
 
 run build_both
 # The tests of the agent leave a dynamically linked one here, and somebody may be reading it: replace it in one step.
-cp "$target/$agent_target/agent/forkd-agent" "$bin/.forkd-agent.$$"
+cp "$static_agent" "$bin/.forkd-agent.$$"
 mv "$bin/.forkd-agent.$$" "$bin/forkd-agent"

@@ -8,6 +8,9 @@ cd "$root"
 
 target=${CARGO_TARGET_DIR:-$root/target}
 bin=$target/release
+# The guest agent, linked statically. In $bin there is a copy of it, or after unit tests were built a dynamic one.
+agent_target=x86_64-unknown-linux-gnu
+static_agent=$target/$agent_target/agent/forkd-agent
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
 # Where the QEMU of this system is too old, set-up puts one here.
 if [ -x "$cache/qemu/bin/qemu-system-x86_64" ]; then PATH=$cache/qemu/bin:$PATH; fi
@@ -27,8 +30,8 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 # What this host's KVM can do, as one word: native, interpreting, forbidden, absent or broken.
 probe_kvm() {
-    # It exits with 1 where something is missing.
-    { "$bin/forkd" doctor --json </dev/null 2>/dev/null || true; } |
+    # No daemon is asked. doctor exits with 1 if any check fails.
+    { "$bin/forkd" doctor --json --daemon-url http://127.0.0.1:1 </dev/null 2>/dev/null || true; } |
         sed -n '/"name": "kvm"/,/"detail"/s/^ *"detail": "\([a-z]*\).*/\1/p' | grep . || die "forkd doctor says nothing about KVM"
 }
 

@@ -43,6 +43,23 @@ libtest_parts() {
             printf "%d\tunit tests of %s\n", substr($0, RSTART + 12, RLENGTH - 13) * 1000, name }' >>"$FORKD_PARTS"
 }
 
+# Kernel and images are made of Debian packages, which takes minutes the first time and waits for the network mostly.
+fetch_images() {
+    "$bin/forkd-image" kernel
+    "$bin/forkd-image" build python-numpy
+    "$bin/forkd-image" machine --agent "$static_agent"
+}
+
+unit_tests_beside_images() {
+    local images status=0
+    fetch_images >"$work/images" 2>&1 </dev/null &
+    images=$!
+    unit_tests || status=$?
+    # What fails here is tried again before the tests with guests, and ends the run there.
+    wait "$images" || tail -n 5 "$work/images" >&2
+    return "$status"
+}
+
 guest_tests() { scripts/vm-tests.sh "$@" | tee "$work/summary"; }
 
 # Prints the count of the tests with real guests, and ends with the status given.
@@ -66,7 +83,7 @@ if [ -n "$only" ]; then
 fi
 # One call: programs and tests wait for the same crates, and none is compiled twice.
 step "build" scripts/build.sh --tests "${programs[@]}"
-step "unit tests" unit_tests
+step "unit tests" unit_tests_beside_images
 # Running the tests leaves an agent of their own in the place of the one for guests; everything else is built.
 step "programs for guests" scripts/build.sh "${programs[@]}"
 step "tests with real guests" guest_tests || status=$?

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -103,6 +104,54 @@ fn the_slowest_part_comes_first() {
         said,
         "slowest parts:\n        61.5 s  of three words\n         2.0 s  middle\n"
     );
+}
+
+/// A doctor that finds a problem exits with 1, and a run must not end there.
+#[test]
+fn the_probe_is_one_word_of_the_doctor() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let target = tempfile::tempdir().unwrap();
+    fs::create_dir(target.path().join("release")).unwrap();
+    let probe = |report: &str| {
+        let forkd = target.path().join("release/forkd");
+        fs::write(
+            &forkd,
+            format!("#!/bin/sh\ncat <<'END'\n{report}\nEND\nexit 1\n"),
+        )
+        .unwrap();
+        fs::set_permissions(&forkd, fs::Permissions::from_mode(0o755)).unwrap();
+        Command::new("bash")
+            .args([
+                "-c",
+                "source scripts/lib.sh; kvm=$(probe_kvm); echo \"$kvm\"",
+            ])
+            .current_dir(top)
+            .env("CARGO_TARGET_DIR", target.path())
+            .output()
+            .unwrap()
+    };
+    let report = r#"{
+  "checks": [
+    {
+      "name": "kernel",
+      "verdict": "pass",
+      "detail": "6.12"
+    },
+    {
+      "name": "kvm",
+      "verdict": "fail",
+      "detail": "interpreting, 80.1 ns per loop in guest kernel mode",
+      "hint": "use `forkd machine start`"
+    }
+  ]
+}"#;
+    assert_eq!(
+        String::from_utf8(probe(report).stdout).unwrap(),
+        "interpreting\n"
+    );
+    let silent = probe("{}");
+    assert_eq!(silent.status.code(), Some(1));
+    assert_eq!(silent.stdout, b"");
 }
 
 /// Packages with their features, as cargo resolves them for the whole workspace.

@@ -99,6 +99,26 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ),
     (
         "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "limits": {"memory_mib": 1}}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "memory_limit_mib": 99, "limits": {"memory_mib": 98}}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "limits": {"cpus": 0}}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "limits": {"cpus": 1.5}}"#,
+    ),
+    (
+        "POST",
         "/v1/workspaces",
         r#"{"name": "a b", "snapshot_tag": "x"}"#,
     ),

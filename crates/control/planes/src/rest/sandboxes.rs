@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use forkd_api::{
-    BranchRequest, CreateSandboxes, ErrorCode, ForkRequest, MAX_CHILDREN, SandboxInfo,
-    SandboxState, SnapshotInfo, UpdateSandbox,
+    BranchRequest, CreateSandboxes, ErrorCode, ForkRequest, LimitKind, Limits, MAX_CHILDREN,
+    SandboxInfo, SandboxState, SnapshotInfo, UpdateSandbox,
 };
 use serde::Deserialize;
 use tokio::sync::oneshot;
@@ -56,6 +56,29 @@ pub fn checked_labels(
         ));
     }
     Ok(labels)
+}
+
+/// The limits that this daemon enforces.
+const ENFORCED: &[LimitKind] = &[LimitKind::Memory];
+
+/// Refuses numbers out of range, and limits that this daemon would have to ignore.
+fn checked_limits(request: &CreateSandboxes) -> Result<Limits, Failure> {
+    let limits = request
+        .checked_limits()
+        .map_err(|error| Failure::new(ErrorCode::InvalidRequest, error.to_string()))?;
+    let ignored = limits.requested().find(|kind| !ENFORCED.contains(kind));
+    if let Some(kind) = ignored {
+        let enforced: Vec<&str> = ENFORCED.iter().map(|kind| kind.field()).collect();
+        return Err(Failure::new(
+            ErrorCode::Unsupported,
+            format!("this daemon cannot enforce limits.{}", kind.field()),
+        )
+        .with_hint(format!(
+            "leave it out; this daemon enforces: {}",
+            enforced.join(", ")
+        )));
+    }
+    Ok(limits)
 }
 
 fn checked_count(n: u32) -> Result<usize, Failure> {
@@ -173,7 +196,7 @@ pub async fn start(
         count: checked_count(request.n)?,
         owner: actor.0.clone(),
         expires_at_unix: expiry(&app, request.timeout_secs)?,
-        memory_limit_mib: request.memory_limit_mib,
+        memory_limit_mib: checked_limits(&request)?.memory_mib,
         labels: checked_labels(request.labels.clone())?,
         workspace: None,
         id: None,

@@ -45,7 +45,7 @@ async fn listen() -> (Target, tokio::task::JoinHandle<()>) {
     (format!("https://{address}").parse().unwrap(), serving)
 }
 
-/// What the daemon does with `cat`.
+/// Plays the daemon for a terminal that runs `cat`.
 async fn echo(stream: tokio_rustls::server::TlsStream<tokio::net::TcpStream>) {
     #[allow(clippy::result_large_err)]
     let check = |request: &Request, response: Response| {

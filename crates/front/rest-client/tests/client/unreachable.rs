@@ -1,4 +1,4 @@
-//! Nobody answers.
+//! Connections that fail.
 
 use std::io;
 use std::path::PathBuf;

@@ -37,9 +37,14 @@ pub async fn apply(agent: &Agent, request: IdentityRequest) -> Result<IdentityRe
     plan.generation
         .clone_into(&mut agent.generation.borrow_mut());
     report.generation.clone_from(&plan.generation);
-    // After the kernel: OpenSSL in an interpreter takes part of its new seed from there.
-    if !plan.entropy.is_empty() {
-        let reseeding = agent.interps.begin_reseed(&plan.entropy).await;
+    // After the kernel: OpenSSL in an interpreter takes part of its new seed from there. The requests are in the sockets
+    // before the interpreters run again.
+    let reseeding = match plan.entropy.as_slice() {
+        [] => None,
+        entropy => Some(agent.interps.begin_reseed(entropy).await),
+    };
+    report.thawed = agent.thaw()?.was_frozen;
+    if let Some(reseeding) = reseeding {
         report.interpreters = reseeding.finish().await?;
     }
     report.hooks = hooks::run(agent, &plan.generation, plan.hook_time).await;

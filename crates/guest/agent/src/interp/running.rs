@@ -74,7 +74,7 @@ impl Running {
         };
         let spawned = spawn::spawn_with(
             &processes.reaper,
-            processes.cgroup(),
+            processes.cgroup()?,
             &request,
             Some(far.into()),
         )?;

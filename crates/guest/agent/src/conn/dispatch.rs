@@ -86,6 +86,8 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
             ok(net::configure(&network))
         }
         Request::Quiesce(quiesce) => ok(quiesce::quiesce(agent, &quiesce).await),
+        Request::Freeze(freeze) => ok(agent.freeze(freeze).await),
+        Request::Thaw => ok(agent.thaw()),
         Request::Shutdown(shutdown) => {
             agent.shutdown.set(Some(shutdown));
             ok(Ok(()))

@@ -50,33 +50,7 @@ fn machine_id_in(file: &Path, dbus: &Path, given: Option<&str>) -> Result<String
 
 /// Gives the boot a new id. The kernel's own cannot be changed, so another file is put over it.
 pub fn set_boot_id() -> Result<String, AgentError> {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = random()?;
-    // As a random identifier of the usual kind.
-    let id = [
-        a,
-        b,
-        c,
-        d,
-        e,
-        f,
-        (g & 0x0f) | 0x40,
-        h,
-        (i & 0x3f) | 0x80,
-        j,
-        k,
-        l,
-        m,
-        n,
-        o,
-        p,
-    ];
-    let digits = hex(id);
-    let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
-    let parts: Vec<_> = parts
-        .iter()
-        .filter_map(|(from, to)| digits.get(*from..*to))
-        .collect();
-    let id = parts.join("-");
+    let id = uuid(random()?);
     let path = run_directory().join("boot_id");
     let mounted = fs::metadata(&path).is_ok() && is_mounted();
     // In place: what lies over the kernel's file is this very file.
@@ -109,8 +83,15 @@ fn random() -> Result<[u8; 16], AgentError> {
     }
 }
 
-fn hex(bytes: [u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// A version 4 UUID of these bytes.
+fn uuid(mut bytes: [u8; 16]) -> String {
+    let [_, _, _, _, _, _, version, _, variant, ..] = &mut bytes;
+    *version = (*version & 0x0f) | 0x40;
+    *variant = (*variant & 0x3f) | 0x80;
+    let digits = hex::encode(bytes);
+    let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
+    let parts = parts.iter().filter_map(|(from, to)| digits.get(*from..*to));
+    parts.collect::<Vec<_>>().join("-")
 }
 
 #[cfg(test)]
@@ -143,7 +124,8 @@ mod tests {
     }
 
     #[test]
-    fn drawn_ids_differ() {
-        assert_ne!(hex(random().unwrap()), hex(random().unwrap()));
+    fn a_boot_id_is_a_random_uuid() {
+        assert_eq!(uuid([0xff; 16]), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_ne!(uuid(random().unwrap()), uuid(random().unwrap()));
     }
 }

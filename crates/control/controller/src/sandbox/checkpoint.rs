@@ -14,6 +14,7 @@ use forkd_vmm_proto::{
 };
 use tokio::sync::oneshot;
 
+use super::disk_budget;
 use super::driver::{Ended, Owned};
 use super::entry::Sandbox;
 use super::identity;
@@ -170,6 +171,7 @@ impl Work<'_> {
         self.owned
             .app
             .blocking(move |app| {
+                check_budget(app, &record)?;
                 let path = app.dirs.vm(&record.id).join("checkpoint.memory");
                 // A daemon that died here leaves the name.
                 let _ = std::fs::remove_file(&path);
@@ -263,7 +265,11 @@ impl Work<'_> {
         let record = self.owned.sandbox.record();
         let target = find(&record, to.as_deref())?.clone();
         let layers = {
-            let record = record.clone();
+            // What was written since the checkpoint goes, and does not count.
+            let mut record = record.clone();
+            for (disk, below) in record.disks.iter_mut().zip(&target.disks) {
+                disk.layers.clone_from(below);
+            }
             self.owned
                 .app
                 .blocking(move |app| new_layers(app, &record))
@@ -436,8 +442,28 @@ fn refused(error: &Error) -> bool {
     )
 }
 
+fn check_budget(app: &App, record: &SandboxRecord) -> Result<(), Error> {
+    let limit = app.config.disk_limit_bytes;
+    let used = disk_budget::measure(app, record);
+    if disk_budget::allows_checkpoint(limit, &used) {
+        return Ok(());
+    }
+    Err(Error::hinted(
+        ErrorCode::LimitReached,
+        format!(
+            "sandbox {} uses {} of the {limit} bytes that its disks and checkpoints may take",
+            record.id,
+            used.own()
+        ),
+        "delete a checkpoint, or start the daemon with a higher --disk-limit-mib",
+    ))
+}
+
 /// New, empty layers for the writable disks.
 pub(super) fn new_layers(app: &App, record: &SandboxRecord) -> Result<Vec<NewLayer>, Error> {
+    let writable = record.disks.iter().filter(|disk| !disk.read_only).count() as u64;
+    let used = disk_budget::measure(app, record);
+    let limit = disk_budget::layer_limit(app.config.disk_limit_bytes, &used, writable);
     let mut layers = Vec::new();
     for (slot, disk) in record
         .disks
@@ -449,12 +475,9 @@ pub(super) fn new_layers(app: &App, record: &SandboxRecord) -> Result<Vec<NewLay
             slot,
             size: disk.base.bytes,
         };
-        let (name, file) = app.dirs.new_layer(
-            &record.id,
-            new,
-            record.layer_number(disk),
-            app.config.disk_limit_bytes,
-        )?;
+        let (name, file) = app
+            .dirs
+            .new_layer(&record.id, new, record.layer_number(disk), limit)?;
         layers.push((slot, name, file));
     }
     Ok(layers)

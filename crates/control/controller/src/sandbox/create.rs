@@ -11,6 +11,7 @@ use forkd_vmm_link::{SpawnerError, Taken, Vmm, VmmEvents};
 use futures::future::join_all;
 use tokio::sync::{Semaphore, mpsc};
 
+use super::disk_budget;
 use super::driver::{Ask, Owned, drive};
 use super::entry::Sandbox;
 use super::identity;
@@ -292,6 +293,7 @@ fn one_child(
         .collect();
     let files = app.dirs.create(&id, &disks, app.config.disk_limit_bytes)?;
     let mut record = record(request, manifest, &taken, &files);
+    record.inherited_disk_bytes = disk_budget::inherited(app, manifest);
     record.memory_limit_mib = app
         .cgroups
         .limit(&id, taken.vm.pid, request.memory_limit_mib);
@@ -362,6 +364,7 @@ fn record(
         checkpoints: Vec::new(),
         rolling_back: None,
         layer_count: 1,
+        inherited_disk_bytes: 0,
         agent: manifest.versions.agent.clone(),
         numpy: manifest.versions.numpy.clone(),
     }

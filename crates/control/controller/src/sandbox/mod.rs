@@ -20,6 +20,7 @@ pub mod adopt;
 mod branch;
 mod checkpoint;
 pub mod create;
+mod disk_budget;
 mod driver;
 mod entry;
 #[cfg(test)]

@@ -173,7 +173,7 @@ pub struct ServeArgs {
     /// The longest a sandbox may live, such as 12h [default: for ever]
     #[arg(long, env = "FORKD_MAX_LIFETIME", value_name = "TIME")]
     max_lifetime: Option<humantime::Duration>,
-    /// MiB that each disk of a sandbox may take on the host; 0 for no limit
+    /// MiB that the disks and checkpoints of one sandbox may take on the host; 0 for no limit
     #[arg(
         long,
         env = "FORKD_DISK_LIMIT_MIB",

@@ -28,7 +28,7 @@ pub struct Config {
     pub max_sandboxes_per_token: usize,
     /// The longest a sandbox may live; none is for ever.
     pub max_lifetime: Option<Duration>,
-    /// Bytes that each disk of a sandbox may take on the host; 0 is no limit.
+    /// Bytes that the disks and checkpoints of one sandbox may take on the host; 0 is no limit.
     pub disk_limit_bytes: u64,
     /// Bytes that snapshots may take on disk for one more to be made.
     pub store_limit_bytes: Option<u64>,

@@ -39,13 +39,6 @@ impl Client {
             .await
     }
 
-    /// Changes labels or lifetime.
-    pub async fn update(&self, id: &str, request: &UpdateSandbox) -> Result<SandboxInfo, Error> {
-        let route = fill(routes::SANDBOX, &[id]);
-        self.json(self.request(Method::PATCH, &route).json(request))
-            .await
-    }
-
     /// Freezes a running sandbox as a snapshot.
     pub async fn branch(&self, id: &str, request: &BranchRequest) -> Result<SnapshotInfo, Error> {
         self.json(self.post(&fill(routes::BRANCH, &[id]), request))

@@ -20,6 +20,7 @@ use crate::error::{Error, chain};
 use crate::launch;
 use crate::limits::VmSlot;
 use crate::sandbox::birth::{Birth, Launch};
+use crate::sandbox::disk_budget;
 use crate::sandbox::{SandboxHandle, SourceSnapshot, owner};
 use crate::state::{DiskStack, LayerRef, RECORD_VERSION, SandboxRecord, StoredState};
 use crate::trace::{self, TARGET};
@@ -91,6 +92,7 @@ pub async fn start_from(
     let engine = app.launcher.engine().await?;
     launch::check_engine(&manifest, engine)?;
     let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
+    let inherited = disk_budget::inherited(app, &manifest);
     let source = Arc::new(source);
     let mut children = Vec::with_capacity(slots.len());
     let mut waiting = Vec::with_capacity(slots.len());
@@ -101,7 +103,7 @@ pub async fn start_from(
             shell,
             started,
         };
-        let record = record(request, &source, id.clone());
+        let record = record(request, &source, inherited, id.clone());
         children.push(owner::start(app, record, slot, Birth::Launch(launch)));
         waiting.push((id, hand_over));
     }
@@ -164,7 +166,12 @@ fn new_ids(request: &CreateRequest) -> Vec<SandboxId> {
     }
 }
 
-fn record(request: &CreateRequest, source: &SourceSnapshot, id: SandboxId) -> SandboxRecord {
+fn record(
+    request: &CreateRequest,
+    source: &SourceSnapshot,
+    inherited_disk_bytes: u64,
+    id: SandboxId,
+) -> SandboxRecord {
     let manifest = &source.manifest;
     let disks = manifest
         .disks
@@ -206,6 +213,7 @@ fn record(request: &CreateRequest, source: &SourceSnapshot, id: SandboxId) -> Sa
         checkpoints: Vec::new(),
         rolling_back: None,
         layer_count: 0,
+        inherited_disk_bytes,
         agent: manifest.versions.agent.clone(),
         numpy: manifest.versions.numpy.clone(),
     }

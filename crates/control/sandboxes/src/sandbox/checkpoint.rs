@@ -10,10 +10,12 @@ use forkd_api::{CheckpointInfo, ErrorCode, RollbackInfo};
 use forkd_vmm_proto::{Capability, CheckpointReport, CheckpointSpec, Command, Event, Reply};
 use tokio::sync::oneshot;
 
+use super::disk_budget;
 use super::layers::{announce, new_layers, withdraw};
 use super::owner::SandboxOwner;
 use super::rollback;
 use super::state::Step;
+use crate::app::App;
 use crate::clock;
 use crate::error::Error;
 use crate::launch::{FdList, NewLayer};
@@ -145,6 +147,7 @@ async fn open_files(
     owner
         .app
         .blocking(move |app| {
+            check_budget(app, &record)?;
             let path = app.dirs.vm(&record.id).join("checkpoint.memory");
             // A daemon that died here leaves the name.
             let _ = std::fs::remove_file(&path);
@@ -158,6 +161,23 @@ async fn open_files(
             Ok((memory, new_layers(app, &record)?))
         })
         .await
+}
+
+fn check_budget(app: &App, record: &SandboxRecord) -> Result<(), Error> {
+    let limit = app.config.disk_limit_bytes;
+    let used = disk_budget::measure(app, record);
+    if disk_budget::allows_checkpoint(limit, &used) {
+        return Ok(());
+    }
+    Err(Error::hinted(
+        ErrorCode::LimitReached,
+        format!(
+            "sandbox {} uses {} of the {limit} bytes that its disks and checkpoints may take",
+            record.id,
+            used.own()
+        ),
+        "delete a checkpoint, or start the daemon with a higher --disk-limit-mib",
+    ))
 }
 
 /// Has the VMM keep the checkpoint. An error comes with whether the instant was past.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use forkd_store::BlobRef;
 use forkd_vmm_proto::Command;
 
+use super::disk_budget;
 use super::owner::SandboxOwner;
 use crate::app::App;
 use crate::error::Error;
@@ -21,6 +22,9 @@ const MAX_DISK_LAYERS: usize = 16;
 
 /// New, empty layers for the writable disks.
 pub(crate) fn new_layers(app: &App, record: &SandboxRecord) -> Result<Vec<NewLayer>, Error> {
+    let writable = record.disks.iter().filter(|disk| !disk.read_only).count() as u64;
+    let used = disk_budget::measure(app, record);
+    let limit = disk_budget::layer_limit(app.config.disk_limit_bytes, &used, writable);
     record
         .disks
         .iter()
@@ -32,8 +36,7 @@ pub(crate) fn new_layers(app: &App, record: &SandboxRecord) -> Result<Vec<NewLay
                 size: disk.base.bytes,
             };
             let number = record.layer_number(disk);
-            app.dirs
-                .new_layer(&record.id, new, number, app.config.disk_limit_bytes)
+            app.dirs.new_layer(&record.id, new, number, limit)
         })
         .collect()
 }

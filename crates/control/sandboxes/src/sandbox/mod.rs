@@ -20,6 +20,7 @@ pub mod adopt;
 pub mod birth;
 mod checkpoint;
 pub(crate) mod cut;
+pub(crate) mod disk_budget;
 pub mod handle;
 #[cfg(test)]
 mod hold_tests;

@@ -28,9 +28,14 @@ pub(super) async fn rollback(
     let started = Instant::now();
     let record = owner.sandbox.record();
     let target = find(&record, to.as_deref())?.clone();
+    let mut below = record;
+    // Layers written since the checkpoint go, and do not count against the limit.
+    for (disk, layers) in below.disks.iter_mut().zip(&target.disks) {
+        disk.layers.clone_from(layers);
+    }
     let layers = owner
         .app
-        .blocking(move |app| new_layers(app, &record))
+        .blocking(move |app| new_layers(app, &below))
         .await?;
     let intent = target.name.clone();
     announce(owner, &layers, |record| record.rolling_back = Some(intent)).await?;

@@ -120,6 +120,9 @@ pub struct SandboxRecord {
     /// How many layers it has been given.
     #[serde(default)]
     pub layer_count: usize,
+    /// Bytes on disk of the layers of its snapshot, which do not count against its own limit.
+    #[serde(default)]
+    pub inherited_disk_bytes: u64,
     /// Version of the agent.
     #[serde(default)]
     pub agent: String,
@@ -174,7 +177,7 @@ pub struct DiskStack {
 }
 
 /// A layer of a sandbox's disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerRef {
     /// Frozen content in the store.
@@ -232,6 +235,7 @@ impl SandboxRecord {
             checkpoints: Vec::new(),
             rolling_back: None,
             layer_count: 0,
+            inherited_disk_bytes: 0,
             agent: String::new(),
             numpy: String::new(),
         }
@@ -256,7 +260,7 @@ impl SandboxRecord {
     }
 
     /// Every layer of a disk it uses, or may go back to.
-    fn layers(&self) -> impl Iterator<Item = &LayerRef> {
+    pub fn layers(&self) -> impl Iterator<Item = &LayerRef> {
         self.disks.iter().flat_map(|disk| &disk.layers).chain(
             self.checkpoints
                 .iter()

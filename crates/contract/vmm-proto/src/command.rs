@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::{
     BootSpec, Capabilities, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec,
-    FdIndex, RestoreSpec, RollbackReport, RollbackSpec, Shape,
+    FdIndex, PrepareSpec, RestoreSpec, RollbackReport, RollbackSpec, Shape,
 };
 
 /// A command with the number its answer will carry.
@@ -27,7 +27,7 @@ pub enum Command {
         version: u32,
     },
     /// Build the shell.
-    Prepare(Shape),
+    Prepare(PrepareSpec),
     /// Fill the shell from a kernel and run it.
     Boot(Box<BootSpec>),
     /// Fill the shell from frozen state.

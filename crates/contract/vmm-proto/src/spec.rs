@@ -34,6 +34,20 @@ pub struct Shape {
     pub cpu: CpuModel,
 }
 
+/// A shell to be built.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrepareSpec {
+    /// Everything that has to be known before a VM is needed.
+    pub shape: Shape,
+    /// An open `/dev/kvm`. The VMM closes it once the shell stands.
+    pub kvm: FdIndex,
+    /// `/proc/PID/pagemap` of the VMM process. Without it every page counts as changed.
+    ///
+    /// The sender opens it after the VMM has answered the hello: a page map stays bound to the address space that
+    /// the process had at that moment, and `execve` gives the process a new one.
+    pub pagemap: Option<FdIndex>,
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

@@ -84,6 +84,12 @@ impl Process {
         self.pidfd.as_fd()
     }
 
+    /// The page map of the process, for the process itself. Only for one that has answered: before `execve` is done
+    /// a process still has the address space of its parent.
+    pub fn open_pagemap(&self) -> std::io::Result<OwnedFd> {
+        forkd_sys::open_pagemap(self.pid)
+    }
+
     /// The controller's end of the control socket.
     pub fn control(&self) -> &Channel {
         &self.control

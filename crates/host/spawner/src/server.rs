@@ -8,6 +8,7 @@
 //! Every process is in exactly one of these states, and every state ends when its pidfd says so.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use forkd_vmm_proto::{Capabilities, Capability, FromVmm, Shape, decode};
 use rustix::event::epoll;
 
 use crate::client::{Client, Received, would_block};
-use crate::handshake::{self, Progress};
+use crate::handshake::{self, BeginError, Progress, Progressed};
 use crate::pool::Pools;
 use crate::process::Process;
 
@@ -116,6 +117,8 @@ pub struct Server {
     settings: Settings,
     epoll: OwnedFd,
     listener: OwnedFd,
+    /// `/dev/kvm`, open from the first VMM on. All of them share it: the device keeps no state per file.
+    kvm: Option<OwnedFd>,
     clients: HashMap<u64, Client>,
     processes: HashMap<u64, Entry>,
     live: BTreeMap<SandboxId, u64>,
@@ -154,6 +157,7 @@ impl Server {
             settings,
             epoll,
             listener,
+            kvm: None,
             clients: HashMap::new(),
             processes: HashMap::new(),
             live: BTreeMap::new(),
@@ -458,7 +462,7 @@ impl Server {
             self.settings.max_processes as u64,
         )?;
         let process = Process::start(&self.settings.vmm).map_err(|error| failed(chain(&error)))?;
-        handshake::begin(process.control(), shape).map_err(|error| failed(chain(&error)))?;
+        handshake::begin(process.control()).map_err(|error| failed(chain(&error)))?;
         let number = self.number();
         let watched = watch(
             &self.epoll,
@@ -500,10 +504,42 @@ impl Server {
             Err(error) => Err(chain(&error)),
         };
         match message.and_then(|message| progress.advance(message)) {
-            Ok(None) => {}
-            Ok(Some(capabilities)) => self.shell_ready(number, capabilities),
+            Ok(Progressed::Wait) => {}
+            Ok(Progressed::Greeted) => {
+                if let Err(error) = self.prepare(number) {
+                    self.shell_failed(number, &chain(&error));
+                }
+            }
+            Ok(Progressed::Ready(capabilities)) => self.shell_ready(number, capabilities),
             Err(reason) => self.shell_failed(number, &reason),
         }
+    }
+
+    /// Hands a VMM that has answered the hello what its shell is built from.
+    fn prepare(&mut self, number: u64) -> Result<(), BeginError> {
+        let kvm = match &self.kvm {
+            Some(kvm) => kvm,
+            None => {
+                let opened = File::options().read(true).write(true).open("/dev/kvm");
+                self.kvm.insert(opened.map_err(BeginError::Kvm)?.into())
+            }
+        };
+        let Some(entry) = self.processes.get(&number) else {
+            return Ok(());
+        };
+        let pagemap = entry.process.open_pagemap();
+        if let Err(error) = &pagemap {
+            crate::say(&format!(
+                "cuts of a VM will hold more than changed: its page map cannot be opened: {error}"
+            ));
+        }
+        let pagemap = pagemap.ok();
+        handshake::prepare(
+            entry.process.control(),
+            entry.shape,
+            kvm.as_fd(),
+            pagemap.as_ref().map(AsFd::as_fd),
+        )
     }
 
     fn shell_ready(&mut self, number: u64, capabilities: Capabilities) {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use forkd_types::{Engine, MiB, SandboxId};
 use forkd_vmm_link::{Endings, Spawner, Taken, Vmm};
+use forkd_vmm_proto::spawn::{Jail, Limits};
 use forkd_vmm_proto::{
     BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, ImageId, LINUX_CMDLINE, MemoryImage,
     NetBackend, NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
@@ -186,8 +187,7 @@ impl Kit {
         Ok(())
     }
 
-    /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. Machines of the old one go on as long as
-    /// somebody holds their sockets.
+    /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. The machines of the old one are gone.
     pub async fn restart_spawner(&mut self) -> anyhow::Result<()> {
         self.process = start_spawner(&self.assets, &self.work.join("spawn.sock"))?;
         self.reconnect().await
@@ -209,7 +209,15 @@ impl Kit {
     /// Takes a shell.
     pub async fn shell(&self, shape: Shape) -> anyhow::Result<Taken> {
         let id = self.fresh_id();
-        let mut taken = self.spawner.take(shape, std::slice::from_ref(&id)).await?;
+        let mut taken = self
+            .spawner
+            .take(
+                shape,
+                std::slice::from_ref(&id),
+                &Limits::default(),
+                Jail::default(),
+            )
+            .await?;
         taken.pop().context("the shell died")
     }
 

@@ -22,6 +22,7 @@ mod flags;
 mod page_map;
 pub mod spawn;
 mod spec;
+mod walls;
 mod wire;
 
 pub use cmdline::LINUX_CMDLINE;

@@ -1,10 +1,11 @@
 //! The daemon as one value that every request sees.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
-use forkd_vmm_link::Endings;
+use forkd_vmm_link::{Endings, SpawnerError};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +15,7 @@ use crate::config::Config;
 use crate::db::{Db, SandboxRecord};
 use crate::error::{Error, chain};
 use crate::events::Events;
-use crate::launch::{Cgroups, Dirs, Launcher};
+use crate::launch::{Dirs, Launcher};
 use crate::sandbox::{Registry, Sandbox};
 use crate::touched::Touched;
 use crate::writing::WritingTags;
@@ -32,8 +33,6 @@ pub struct App {
     pub launcher: Launcher,
     /// Where the files of VMs go.
     pub dirs: Dirs,
-    /// Limits on single VMs.
-    pub cgroups: Cgroups,
     /// Live sandboxes.
     pub sandboxes: Registry,
     /// Tags that are being written.
@@ -55,6 +54,9 @@ pub struct App {
     /// One at a time for each workspace.
     pub workspace_locks: crate::workspaces::Locks,
 }
+
+/// How long to wait before a process that does not end is killed again.
+const KILL_AGAIN: Duration = Duration::from_secs(5);
 
 /// A child that starts waits for its guest most of the time.
 const STARTS_PER_CPU: usize = 4;
@@ -99,7 +101,6 @@ impl App {
             store,
             launcher,
             dirs,
-            cgroups: Cgroups::default(),
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
             touched,
@@ -165,11 +166,16 @@ impl App {
         written.is_ok()
     }
 
-    /// Ends a VM's process for certain and removes everything of the sandbox.
+    /// Ends a VM's process for certain and removes everything of the sandbox. Nothing is removed, and the sandbox is not
+    /// reported as deleted, while its process is known to live.
     pub async fn forget(self: &Arc<Self>, sandbox: &Arc<Sandbox>, lease: Lease) {
         let id = sandbox.id.clone();
-        if let Err(error) = self.launcher.kill(&id).await {
+        while let Err(error) = self.launcher.kill(&id).await {
             tracing::error!(sandbox = %id, error = chain(&error), "the VMM process could not be ended");
+            if !matches!(error, SpawnerError::StillThere { .. }) {
+                break;
+            }
+            tokio::time::sleep(KILL_AGAIN).await;
         }
         if let Err(error) = self.db.delete_sandboxes(vec![id.clone()]).await {
             tracing::error!(sandbox = %id, error = chain(&error), "not written down");
@@ -179,7 +185,6 @@ impl App {
             let id = id.clone();
             self.blocking(move |app| {
                 app.dirs.remove(&id);
-                app.cgroups.remove(&id);
                 app.store
                     .collect()
                     .map(drop)

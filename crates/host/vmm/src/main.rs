@@ -9,6 +9,7 @@ use forkd_sys::{
 };
 use forkd_vmm::program::{Options, Session, USAGE, chain, init_log};
 use forkd_vmm_proto::ExitCode;
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 fn main() {
     let options = match Options::parse(std::env::args().skip(1)) {
@@ -65,6 +66,9 @@ fn end_on_panic() {
 fn start(control_fd: i32, seccomp: bool) -> Result<Session, Box<dyn std::error::Error>> {
     install_kick_handler()?;
     install_forbidden_call_handler()?;
+    // The parent may have ended before this call. Then the control socket is closed, too, and the session ends.
+    // Changing the user ID clears the setting, so whatever does that has to come before.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     let channel = Channel::from_fd(inherited_fd(control_fd)?);
     Ok(Session::new(channel, seccomp)?)
 }

@@ -13,6 +13,7 @@ use forkd_store::{
 };
 use forkd_types::{Engine, SandboxId, Tag};
 use forkd_vmm_link::{Vmm, VmmEvents};
+use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{
     AGENT_PORT, Command, CutExtent, CutReport, CutSpec, Event, LINUX_CMDLINE, Reply,
 };
@@ -49,7 +50,10 @@ pub async fn make(
     let engine = app.launcher.engine().await?;
     let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
     let id = SandboxId::from_parts(clock::unix(), rand::random());
-    let taken = app.launcher.take(shape, std::slice::from_ref(&id)).await?;
+    let taken = app
+        .launcher
+        .take(shape, std::slice::from_ref(&id), &Limits::default())
+        .await?;
     let Some(taken) = taken.into_iter().next() else {
         return Err(Error::refused(
             ErrorCode::LaunchFailed,

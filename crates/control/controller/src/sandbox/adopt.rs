@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forkd_api::ErrorCode;
 use forkd_types::SandboxId;
-use forkd_vmm_link::{Taken, Vmm};
+use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
 
 use super::checkpoint::CheckpointAsk;
@@ -16,6 +16,7 @@ use super::state::{Phase, Step};
 use crate::app::App;
 use crate::db::{SandboxRecord, StoredState};
 use crate::error::Error;
+use crate::launch::StartedVm;
 
 /// How long a VMM may take to say what it is doing.
 const STATUS: Duration = Duration::from_secs(10);
@@ -36,7 +37,7 @@ pub struct Adopted {
 pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
     let mut counts = Adopted::default();
     let records = app.db.sandboxes().await?;
-    let mut taken: HashMap<SandboxId, Taken> = app
+    let mut taken: HashMap<SandboxId, StartedVm> = app
         .launcher
         .adopt()
         .await?
@@ -108,7 +109,7 @@ async fn next_epoch(app: &Arc<App>) -> Result<u32, Error> {
 async fn take_over(
     app: &Arc<App>,
     record: SandboxRecord,
-    taken: Taken,
+    taken: StartedVm,
     epoch: u32,
 ) -> Result<(), Error> {
     let (vmm, events) = Vmm::new(taken.control, epoch, taken.vm.capabilities)
@@ -212,9 +213,6 @@ async fn sweep(app: &Arc<App>) -> Result<(), Error> {
                 app.dirs.remove(&id);
             }
         }
-        let live = app.sandboxes.list();
-        let live = live.iter().map(|sandbox| sandbox.id.to_string()).collect();
-        app.cgroups.sweep(&live);
         app.store
             .collect()
             .map(drop)

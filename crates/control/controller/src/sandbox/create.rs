@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use forkd_api::{ErrorCode, EventKind, SandboxInfo};
 use forkd_store::{Lease, Manifest, Published};
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_link::{SpawnerError, Taken, Vmm, VmmEvents};
+use forkd_vmm_link::{SpawnerError, Vmm, VmmEvents};
+use forkd_vmm_proto::spawn::Limits;
 use futures::future::join_all;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -18,7 +19,7 @@ use super::state::{Phase, Step};
 use crate::app::App;
 use crate::db::{DiskStack, LayerRef, SandboxRecord, StoredState};
 use crate::error::{Error, chain};
-use crate::launch::{self, NewDisk, SnapshotFiles, VmFiles};
+use crate::launch::{self, NewDisk, SnapshotFiles, StartedVm, VmFiles};
 use crate::telemetry::TARGET;
 use crate::{admission, clock, snapshots, touched};
 
@@ -47,6 +48,16 @@ pub struct CreateRequest {
     pub workspace: Option<String>,
     /// Use this id; only with one child.
     pub id: Option<SandboxId>,
+}
+
+impl CreateRequest {
+    /// What each child may use of the host.
+    fn limits(&self) -> Limits {
+        Limits {
+            memory_bytes: self.memory_limit_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            ..Limits::default()
+        }
+    }
 }
 
 /// A child that is being started.
@@ -132,7 +143,7 @@ pub async fn launch(
     let engine = app.launcher.engine().await?;
     launch::check_engine(&manifest, engine)?;
     let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
-    let taken = match app.launcher.take(shape, &ids).await {
+    let taken = match app.launcher.take(shape, &ids, &request.limits()).await {
         Ok(taken) => taken,
         Err(error) => {
             // They are taken in batches: those before the one that failed have processes.
@@ -202,7 +213,6 @@ async fn discard(app: &Arc<App>, ids: Vec<SandboxId>) {
     let removed = app.blocking(move |app| {
         for id in &ids {
             app.dirs.remove(id);
-            app.cgroups.remove(id);
         }
         Ok(())
     });
@@ -226,7 +236,7 @@ async fn prepare(
     app: &Arc<App>,
     request: &CreateRequest,
     manifest: &Arc<Manifest>,
-    taken: Vec<Taken>,
+    taken: Vec<StartedVm>,
 ) -> Result<Vec<Child>, Error> {
     let made = {
         let request = request.clone();
@@ -280,7 +290,7 @@ fn one_child(
     app: &App,
     request: &CreateRequest,
     manifest: &Manifest,
-    taken: Taken,
+    taken: StartedVm,
 ) -> Result<Unlinked, Error> {
     let id = taken.vm.id.clone();
     let disks: Vec<NewDisk> = manifest
@@ -294,10 +304,7 @@ fn one_child(
         })
         .collect();
     let files = app.dirs.create(&id, &disks, app.config.disk_limit_bytes)?;
-    let mut record = record(request, manifest, &taken, &files);
-    record.memory_limit_mib = app
-        .cgroups
-        .limit(&id, taken.vm.pid, request.memory_limit_mib);
+    let record = record(request, manifest, &taken, &files);
     let lease = app.store.hold(record.blobs());
     let (sandbox, queue) = Sandbox::new(
         record,
@@ -318,7 +325,7 @@ fn one_child(
 fn record(
     request: &CreateRequest,
     manifest: &Manifest,
-    taken: &Taken,
+    taken: &StartedVm,
     files: &VmFiles,
 ) -> SandboxRecord {
     let mut own = files.layers.iter().map(|(name, _)| name.clone());

@@ -218,7 +218,6 @@ async fn none_left(kit: &Kit, source: &Vm, refuser: &Vm, files: &CutFiles) -> an
         memory: files.memory.clone(),
         index: None,
         disks: source.disks().await,
-        net: false,
         report: Default::default(),
     };
     let Err(error) = kit.restore(refuser, &half, ForkOptions::default()).await else {

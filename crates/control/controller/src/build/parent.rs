@@ -453,7 +453,6 @@ impl Written {
                 serial: SERIAL.to_owned(),
             }],
             engine: Engine::FORKD,
-            network: false,
             source: Source {
                 image: assets.image.clone(),
                 kernel: assets.kernel.display().to_string(),

@@ -93,9 +93,6 @@ pub struct SandboxRecord {
     pub memory: MemoryManifest,
     /// Its disks.
     pub disks: Vec<DiskStack>,
-    /// It has a network device.
-    #[serde(default)]
-    pub network: bool,
     /// What it was booted from, at the root of its chain.
     pub source: Source,
     /// What the next cut builds on; the memory it was restored from if missing.

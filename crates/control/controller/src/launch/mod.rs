@@ -11,4 +11,4 @@ mod vm;
 pub use dirs::{Dirs, NewDisk, VmFiles};
 pub use fds::{FdList, SnapshotFiles};
 pub use spawn::{Launcher, StartedVm};
-pub use vm::{BootInput, boot, check_engine, restore, shape};
+pub use vm::{BootInput, boot, check_engine, random_mac, restore, shape};

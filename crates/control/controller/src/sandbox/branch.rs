@@ -445,7 +445,6 @@ impl Cut<'_> {
             memory,
             disks: record.disks.iter().map(frozen_disk).collect(),
             engine: record.engine,
-            network: record.network,
             source: record.source.clone(),
             parent: (self.mode == CutMode::Diff).then(|| record.as_parent()),
             origin: Origin::Branch {

@@ -368,7 +368,6 @@ fn record(
         cpu: manifest.cpu,
         memory: manifest.memory.clone(),
         disks,
-        network: manifest.network,
         source: manifest.source.clone(),
         built: None,
         checkpoints: Vec::new(),

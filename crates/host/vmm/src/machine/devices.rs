@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use forkd_devices::bus::{Bus, BusError};
@@ -16,7 +16,8 @@ use forkd_devices::virtio::{MMIO_WINDOW, MmioTransport, SlotError, VirtioDevice}
 use forkd_devices::{DeviceEvents, EventFd, EventLoop, LoopHandle, MemoryReclaim};
 use forkd_memory::GuestRam;
 use forkd_vmm_proto::{
-    ConsoleSpec, DeviceSlot, DiskSpec, NetSpec, READY_IO_PORT, RateLimit, VsockSpec,
+    ConsoleSpec, DeviceSlot, DiskSpec, NetAttachment, NetBackend, NetSpec, READY_IO_PORT,
+    RateLimit, VsockSpec,
 };
 use thiserror::Error;
 
@@ -84,7 +85,9 @@ pub struct DeviceSpec<'a> {
     /// Disks in slot order.
     pub disks: &'a [DiskSpec],
     /// Network.
-    pub net: Option<&'a NetSpec>,
+    pub net: &'a NetSpec,
+    /// Hardware address of a network device that is not restored.
+    pub mac: [u8; 6],
     /// Sockets.
     pub vsock: &'a VsockSpec,
     /// Serial console.
@@ -242,11 +245,9 @@ impl DeviceSet {
         let vsock = Vsock::new(spec.vsock.cid, fds.take(spec.vsock.listener)?, events)
             .map_err(backend(DeviceSlot::Vsock))?;
         devices.push((DeviceSlot::Vsock, Box::new(vsock)));
-        if let Some(net) = spec.net {
-            let device = Net::new(fds.take(net.backend)?, net.kind, net.mac, net.rate)
-                .map_err(backend(DeviceSlot::Net))?;
-            devices.push((DeviceSlot::Net, Box::new(device)));
-        }
+        let net = Net::new(spec.mac, net_backend(spec.net.backend, fds)?, spec.net.rate)
+            .map_err(backend(DeviceSlot::Net))?;
+        devices.push((DeviceSlot::Net, Box::new(net)));
         for (number, disk) in (0u8..).zip(spec.disks) {
             let slot = DeviceSlot::Disk(number);
             if !layout::SLOTS.contains(&slot) {
@@ -304,6 +305,21 @@ impl DeviceSet {
         transport
             .with(|balloon: &mut Balloon| balloon.set_target(target_mib))
             .ok_or(DeviceSetError::Absent { slot })
+    }
+
+    /// Exchanges the back end of the network device.
+    pub fn set_net(
+        &self,
+        attachment: Option<NetAttachment>,
+        fds: &mut Fds,
+    ) -> Result<(), DeviceSetError> {
+        let slot = DeviceSlot::Net;
+        let new = net_backend(attachment, fds)?;
+        let (_, transport) = self.slot(slot)?;
+        transport
+            .with(|net: &mut Net| net.set_backend(new))
+            .ok_or(DeviceSetError::Absent { slot })?
+            .map_err(backend(slot))
     }
 
     /// Presses the power button.
@@ -386,6 +402,15 @@ fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         slot,
         source: error.into(),
     }
+}
+
+fn net_backend(
+    attachment: Option<NetAttachment>,
+    fds: &mut Fds,
+) -> Result<Option<(OwnedFd, NetBackend)>, FdError> {
+    attachment
+        .map(|NetAttachment { fd, kind }| Ok((fds.take(fd)?, kind)))
+        .transpose()
 }
 
 fn build_disk(slot: DeviceSlot, spec: &DiskSpec, fds: &mut Fds) -> Result<Block, DeviceSetError> {

@@ -19,8 +19,8 @@ use super::error::{Code, chain, wire_error};
 use super::seccomp;
 use crate::kvm::Hypervisor;
 use crate::machine::{
-    CheckpointDone, CheckpointInProgress, CutInProgress, FdError, Fds, Machine, Notice, Notices,
-    ThreadStart,
+    CheckpointDone, CheckpointInProgress, CutInProgress, DeviceSetError, FdError, Fds, Machine,
+    Notice, Notices, ThreadStart,
 };
 
 /// Why the loop ended without the machine having ended.
@@ -310,6 +310,15 @@ impl Session {
                 m.devices()
                     .merged_layer(disk, file)
                     .map_err(|e| wire_error(VmmErrorCode::BadRequest, &e))
+            }),
+            Command::SetNet { backend } => self.with_machine(|m| {
+                m.devices().set_net(backend, &mut fds).map_err(|error| {
+                    let code = match error {
+                        DeviceSetError::Absent { .. } => VmmErrorCode::WrongPhase,
+                        _ => VmmErrorCode::BadRequest,
+                    };
+                    wire_error(code, &error)
+                })
             }),
             Command::PowerButton => self.with_machine(|m| {
                 m.press_power_button();

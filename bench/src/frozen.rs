@@ -12,8 +12,8 @@ use anyhow::Context;
 use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client};
 use forkd_vmm_proto::{
-    BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, MemoryImage, PageIndex, RestoreSpec,
-    Shape, VsockSpec,
+    BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, MemoryImage, NetSpec, PageIndex,
+    RestoreSpec, Shape, VsockSpec,
 };
 
 use crate::spawned::beside;
@@ -79,7 +79,8 @@ impl Frozen {
             initramfs: None,
             cmdline: String::new(),
             disks: Vec::new(),
-            net: None,
+            net: NetSpec::default(),
+            mac: [2, 0, 0, 0, 0, 1],
             vsock: around.vsock(&mut attach),
             console: around.console(&mut attach),
             generation: [1; 16],
@@ -118,7 +119,7 @@ impl Frozen {
                 index: PageIndex::Identity,
             },
             disks: Vec::new(),
-            net: None,
+            net: NetSpec::default(),
             vsock: around.vsock(attach),
             console: around.console(attach),
             generation: generation.to_le_bytes(),

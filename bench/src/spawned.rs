@@ -12,7 +12,8 @@ use anyhow::{Context, bail, ensure};
 use forkd_sys::Channel;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::spawn::{
-    FromSpawn, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnReply, SpawnRequest, SpawnStatus,
+    FromSpawn, Jail, Limits, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnReply, SpawnRequest,
+    SpawnStatus,
 };
 use forkd_vmm_proto::{MAX_MESSAGE, Shape, decode, encode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
@@ -84,17 +85,24 @@ impl Spawned {
     pub fn take(&mut self, shape: Shape, n: usize) -> anyhow::Result<Vec<Channel>> {
         let n = n.min(MAX_BATCH);
         let ids = (0..n).map(|_| self.fresh_id()).collect();
-        let (reply, sockets) = self.ask(SpawnCommand::Take { shape, ids })?;
+        let (reply, sockets) = self.ask(SpawnCommand::Take {
+            shape,
+            ids,
+            limits: Limits::default(),
+            jail: Jail::default(),
+        })?;
         ensure!(
             matches!(reply, SpawnReply::Taken(_)),
             "forkd-spawn answered {reply:?} to a take"
         );
+        // A control socket and a pidfd for each.
         ensure!(
-            sockets.len() == n,
-            "{} of {n} shells were handed out",
+            sockets.len() == 2 * n,
+            "{} descriptors for {n} shells",
             sockets.len()
         );
-        Ok(sockets.into_iter().map(Channel::from_fd).collect())
+        let controls = sockets.into_iter().step_by(2);
+        Ok(controls.map(Channel::from_fd).collect())
     }
 
     /// Waits until every VM that was handed out has ended.

@@ -15,7 +15,8 @@ use forkd_types::{Engine, MiB};
 use forkd_vmm::kvm::{VcpuState, VmState};
 use forkd_vmm::state::{MachineState, SlotPart};
 use forkd_vmm_proto::{
-    Command, CpuModel, DeviceSlot, Event, FromVmm, RateLimit, Request, Shape, encode,
+    Command, CpuModel, DeviceSlot, Event, FdIndex, FromVmm, PrepareSpec, RateLimit, Request, Shape,
+    encode,
 };
 
 struct Nowhere;
@@ -239,7 +240,11 @@ fn main() -> std::io::Result<()> {
     };
     let prepare = Request {
         seq: 2,
-        command: Command::Prepare(shape(2)),
+        command: Command::Prepare(PrepareSpec {
+            shape: shape(2),
+            kvm: FdIndex(0),
+            pagemap: Some(FdIndex(1)),
+        }),
     };
     save("vmm_proto", "hello", &encoded(&hello))?;
     save("vmm_proto", "prepare", &encoded(&prepare))?;

@@ -129,7 +129,6 @@ impl Vm {
             memory: files.memory,
             index: onto.map(|_| files.index),
             disks: disks.clone(),
-            net: self.has_net(),
             report: Default::default(),
         };
         // From this event on the machine writes to the new layers, whatever becomes of the files.

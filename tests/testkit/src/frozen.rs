@@ -21,8 +21,6 @@ pub struct Frozen {
     pub index: Option<PathBuf>,
     /// Disks whose layers all belong to the cut.
     pub disks: Vec<Disk>,
-    /// The machine has a network device.
-    pub net: bool,
     /// What the VMM said about the cut.
     pub report: CutReport,
 }

@@ -12,9 +12,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use forkd_types::{Engine, MiB, SandboxId};
 use forkd_vmm_link::{Endings, Spawner, Taken, Vmm};
+use forkd_vmm_proto::spawn::{Jail, Limits};
 use forkd_vmm_proto::{
     BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, ImageId, LINUX_CMDLINE, MemoryImage,
-    NetBackend, NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
+    NetAttachment, NetBackend, NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
 };
 use tempfile::TempDir;
 
@@ -186,8 +187,7 @@ impl Kit {
         Ok(())
     }
 
-    /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. Machines of the old one go on as long as
-    /// somebody holds their sockets.
+    /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. The machines of the old one are gone.
     pub async fn restart_spawner(&mut self) -> anyhow::Result<()> {
         self.process = start_spawner(&self.assets, &self.work.join("spawn.sock"))?;
         self.reconnect().await
@@ -209,7 +209,15 @@ impl Kit {
     /// Takes a shell.
     pub async fn shell(&self, shape: Shape) -> anyhow::Result<Taken> {
         let id = self.fresh_id();
-        let mut taken = self.spawner.take(shape, std::slice::from_ref(&id)).await?;
+        let mut taken = self
+            .spawner
+            .take(
+                shape,
+                std::slice::from_ref(&id),
+                &Limits::default(),
+                Jail::default(),
+            )
+            .await?;
         taken.pop().context("the shell died")
     }
 
@@ -241,7 +249,6 @@ impl Kit {
             Root::None => {}
         }
         disks.extend(options.disks);
-        let net = options.net.is_some();
         let spec = BootSpec {
             kernel: fds.add(File::open(kernel)?),
             initramfs: Some(fds.add(File::open(&self.assets.initramfs)?)),
@@ -252,7 +259,8 @@ impl Kit {
                 .iter()
                 .map(|disk| disk.spec(&mut fds))
                 .collect::<Result<_, _>>()?,
-            net: options.net.map(|(kind, fd)| net_spec(&mut fds, kind, fd)),
+            net: net_spec(&mut fds, options.net),
+            mac: mac(),
             vsock: vsock(&mut fds, folder)?,
             console: console(
                 &mut fds,
@@ -265,7 +273,7 @@ impl Kit {
         };
         let command = VmmCommand::Boot(Box::new(spec));
         vm.vmm.run(command, &fds.borrow()).await?;
-        vm.filled(disks, net).await;
+        vm.filled(disks).await;
         Ok(vm)
     }
 
@@ -322,7 +330,6 @@ impl Kit {
                 }
             })
             .collect::<Result<_, _>>()?;
-        let net = options.net.is_some();
         let spec = RestoreSpec {
             state: fds.add(File::open(&frozen.state)?),
             memory: memory(frozen, &mut fds)?,
@@ -330,7 +337,7 @@ impl Kit {
                 .iter()
                 .map(|disk| disk.spec(&mut fds))
                 .collect::<Result<_, _>>()?,
-            net: options.net.map(|(kind, fd)| net_spec(&mut fds, kind, fd)),
+            net: net_spec(&mut fds, options.net),
             vsock: vsock(&mut fds, vm.folder())?,
             console: console(&mut fds, vm.folder(), 0, CONSOLE_LIMIT)?,
             generation: options.generation,
@@ -345,7 +352,7 @@ impl Kit {
             std::fs::remove_dir_all(&layers)?;
             return Err(error.into());
         }
-        vm.filled(disks, net).await;
+        vm.filled(disks).await;
         *vm.base().await = Some(Base {
             frozen: frozen.clone(),
             image: ImageId::START,
@@ -431,13 +438,17 @@ fn console(fds: &mut Fds, folder: &Path, rate: u64, limit: u64) -> anyhow::Resul
     })
 }
 
-fn net_spec(fds: &mut Fds, kind: NetBackend, fd: OwnedFd) -> NetSpec {
+fn mac() -> [u8; 6] {
     let random: [u8; 5] = rand::random();
-    let mac = [0x02, random[0], random[1], random[2], random[3], random[4]];
+    [0x02, random[0], random[1], random[2], random[3], random[4]]
+}
+
+fn net_spec(fds: &mut Fds, backend: Option<(NetBackend, OwnedFd)>) -> NetSpec {
     NetSpec {
-        backend: fds.add(fd),
-        kind,
-        mac,
+        backend: backend.map(|(kind, fd)| NetAttachment {
+            fd: fds.add(fd),
+            kind,
+        }),
         rate: RateLimit::default(),
     }
 }

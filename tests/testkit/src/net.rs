@@ -15,8 +15,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// The interface in the namespace.
 const TAP: &str = "tap0";
-/// Longer than any frame.
-const FRAME: usize = 65_536;
+/// Longer than any frame with its header.
+const FRAME: usize = 66_000;
 
 /// A network namespace; gone when dropped.
 #[derive(Debug)]
@@ -36,10 +36,9 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Makes a tap device with an address, up. With `header` it is what a VMM takes as
-    /// [`forkd_vmm_proto::NetBackend::Tap`].
-    pub fn tap(&self, address: &str, header: bool) -> anyhow::Result<OwnedFd> {
-        let tap = self.inside(move || forkd_sys::open_tap(TAP, header))??;
+    /// Makes a tap device with an address, up: a [`forkd_vmm_proto::NetBackend::Tap`].
+    pub fn tap(&self, address: &str) -> anyhow::Result<OwnedFd> {
+        let tap = self.inside(|| forkd_sys::open_tap(TAP))??;
         self.ip(&["addr", "add", address, "dev", TAP])?;
         self.ip(&["link", "set", TAP, "up"])?;
         Ok(tap)

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -37,7 +36,6 @@ pub struct Vm {
     folder: PathBuf,
     disks: Mutex<Vec<Disk>>,
     base: Mutex<Option<Base>>,
-    net: AtomicBool,
 }
 
 /// What a [`Vm`] is made of.
@@ -61,14 +59,12 @@ impl Vm {
             folder: parts.folder,
             disks: Mutex::default(),
             base: Mutex::default(),
-            net: AtomicBool::new(false),
         })
     }
 
     /// Notes what the machine was filled with.
-    pub(crate) async fn filled(&self, disks: Vec<Disk>, net: bool) {
+    pub(crate) async fn filled(&self, disks: Vec<Disk>) {
         *self.disks.lock().await = disks;
-        self.net.store(net, Ordering::Relaxed);
     }
 
     /// The VM's own folder.
@@ -89,11 +85,6 @@ impl Vm {
     /// Its disks as they are now, to boot another machine from.
     pub async fn disks(&self) -> Vec<Disk> {
         self.disks.lock().await.clone()
-    }
-
-    /// Whether it has a network device.
-    pub(crate) fn has_net(&self) -> bool {
-        self.net.load(Ordering::Relaxed)
     }
 
     /// What a cut of only what changed builds on; none for a machine that was booted and never cut.

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::{
     BootSpec, Capabilities, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec,
-    FdIndex, RestoreSpec, RollbackReport, RollbackSpec, Shape,
+    FdIndex, NetAttachment, PrepareSpec, RestoreSpec, RollbackReport, RollbackSpec, Shape,
 };
 
 /// A command with the number its answer will carry.
@@ -27,7 +27,7 @@ pub enum Command {
         version: u32,
     },
     /// Build the shell.
-    Prepare(Shape),
+    Prepare(PrepareSpec),
     /// Fill the shell from a kernel and run it.
     Boot(Box<BootSpec>),
     /// Fill the shell from frozen state.
@@ -54,6 +54,12 @@ pub enum Command {
         disk: u8,
         /// The layer.
         layer: FdIndex,
+    },
+    /// Exchange the back end of the network device, of a VM that runs or is paused. Frames that the guest has queued go
+    /// to the new back end; a frame of the old one that the guest has not taken yet is dropped.
+    SetNet {
+        /// The new back end; without one the device drops the frames of the guest.
+        backend: Option<NetAttachment>,
     },
     /// Press the power button; the guest decides what to do about it.
     PowerButton,
@@ -152,7 +158,7 @@ pub enum VmmPhase {
 /// | `Cut`, `Checkpoint` after [`crate::Event::CutTaken`] | runs, on the new disk layers; there is no cut or checkpoint |
 /// | `Rollback` before the vCPUs were stopped | unchanged |
 /// | `Rollback` later | between two states: the VMM ends, with [`crate::Event::Stopped`] |
-/// | `DropCheckpoint`, `MergedLayer`, `Balloon`, `PowerButton` | unchanged |
+/// | `DropCheckpoint`, `MergedLayer`, `SetNet`, `Balloon`, `PowerButton` | unchanged |
 /// | `WorkingSet` | unchanged; the output file may be half-written |
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]

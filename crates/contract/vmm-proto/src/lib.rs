@@ -23,6 +23,7 @@ mod flags;
 mod page_map;
 pub mod spawn;
 mod spec;
+mod walls;
 mod wire;
 
 pub use cmdline::LINUX_CMDLINE;
@@ -35,8 +36,9 @@ pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapErro
 pub use spec::{
     BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutExtent,
     CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex, ImageId, MAX_DISKS, MAX_MEMORY_MIB,
-    MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetBackend, NetSpec, PageIndex, PauseParts, RateLimit,
-    RestoreSpec, RollbackReport, RollbackSpec, Shape, VsockSpec,
+    MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetAttachment, NetBackend, NetSpec, PageIndex,
+    PauseParts, PrepareSpec, RateLimit, RestoreSpec, RollbackReport, RollbackSpec, Shape,
+    VsockSpec,
 };
 pub use wire::{FromVmm, MAX_FDS, MAX_MESSAGE, WireError, decode, encode};
 

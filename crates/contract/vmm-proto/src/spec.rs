@@ -34,6 +34,20 @@ pub struct Shape {
     pub cpu: CpuModel,
 }
 
+/// A shell to be built.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrepareSpec {
+    /// Everything that has to be known before a VM is needed.
+    pub shape: Shape,
+    /// An open `/dev/kvm`. The VMM closes it once the shell stands.
+    pub kvm: FdIndex,
+    /// `/proc/PID/pagemap` of the VMM process. Without it every page counts as changed.
+    ///
+    /// The sender opens it after the VMM has answered the hello: a page map stays bound to the address space that
+    /// the process had at that moment, and `execve` gives the process a new one.
+    pub pagemap: Option<FdIndex>,
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -74,8 +88,10 @@ pub struct BootSpec {
     pub cmdline: String,
     /// Disks in slot order; the first is `/dev/vda`.
     pub disks: Vec<DiskSpec>,
-    /// Network device.
-    pub net: Option<NetSpec>,
+    /// Network device; every VM has one.
+    pub net: NetSpec,
+    /// Hardware address of the network device. It is part of the state that a cut writes.
+    pub mac: [u8; 6],
     /// Socket device.
     pub vsock: VsockSpec,
     /// Where the guest's serial output goes.
@@ -95,8 +111,8 @@ pub struct RestoreSpec {
     pub memory: MemoryImage,
     /// Disks in slot order; the same slots as in the state.
     pub disks: Vec<DiskSpec>,
-    /// Network device; present exactly if the state has one.
-    pub net: Option<NetSpec>,
+    /// Network device; every VM has one. It keeps the hardware address of the state.
+    pub net: NetSpec,
     /// Socket device.
     pub vsock: VsockSpec,
     /// Where the guest's serial output goes.
@@ -146,24 +162,32 @@ pub struct DiskSpec {
 }
 
 /// The network device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetSpec {
-    /// A descriptor that carries frames.
-    pub backend: FdIndex,
-    /// What kind of descriptor it is.
-    pub kind: NetBackend,
-    /// Hardware address.
-    pub mac: [u8; 6],
+    /// The back end. A device without one drops the frames of the guest.
+    pub backend: Option<NetAttachment>,
     /// Limits on bytes and operations, each way.
     pub rate: RateLimit,
 }
 
-/// What carries the frames.
+/// A back end of the network device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetAttachment {
+    /// The descriptor that carries frames.
+    pub fd: FdIndex,
+    /// The kind of the descriptor.
+    pub kind: NetBackend,
+}
+
+/// The kind of descriptor that carries frames.
+///
+/// On every kind a `virtio_net_hdr_v1` of 12 bytes precedes each frame, and the device offers the guest the same
+/// features, checksum and segmentation offload among them. So a snapshot restores with any back end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetBackend {
-    /// A tap device opened with `IFF_NO_PI | IFF_VNET_HDR` and a 12-byte virtio header.
+    /// A tap device opened with `IFF_NO_PI | IFF_VNET_HDR` and a header of 12 bytes.
     Tap,
-    /// A `SOCK_SEQPACKET` or `SOCK_DGRAM` socket, one Ethernet frame a packet, no header.
+    /// A `SOCK_SEQPACKET` or `SOCK_DGRAM` socket, one header and frame per packet.
     Socket,
 }
 

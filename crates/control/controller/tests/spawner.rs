@@ -93,6 +93,39 @@ async fn a_snapshot_of_another_engine_is_refused_before_a_vm_is_started() {
 }
 
 #[tokio::test]
+async fn a_memory_limit_that_cannot_be_kept_refuses_the_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let manifest = publish(&app, "base", "sb-1");
+    stand_in(
+        &dir.path().join("run/spawn.sock"),
+        |command| match command {
+            SpawnCommand::Take { limits, .. } => {
+                assert_eq!(limits.memory_bytes, Some(64 << 20));
+                Err(SpawnError::NoWall {
+                    wall: "the memory limit".into(),
+                    reason: "no cgroup v2".into(),
+                })
+            }
+            SpawnCommand::Kill { id } => Err(SpawnError::Unknown { id }),
+            other => panic!("{other:?}"),
+        },
+    );
+    let request = CreateRequest {
+        memory_limit_mib: Some(64),
+        ..children(&manifest, 1)
+    };
+    let error = create(&app, request).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unsupported);
+    assert!(
+        error.chain().contains("the memory limit"),
+        "{}",
+        error.chain()
+    );
+    assert!(app.sandboxes.list().is_empty());
+}
+
+#[tokio::test]
 async fn shells_of_the_shape_used_last_stand_ready_and_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let app = app(dir.path());

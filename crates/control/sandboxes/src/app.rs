@@ -1,6 +1,7 @@
 //! The daemon as one value that every request sees.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
@@ -12,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::error::{Error, chain};
 use crate::events::Events;
-use crate::launch::{Cgroups, Dirs, Launcher};
+use crate::launch::{Dirs, Launcher};
 use crate::limits::Limits;
 use crate::ops::writing::WritingTags;
 use crate::sandbox::{Registry, SandboxHandle};
@@ -32,8 +33,6 @@ pub struct App {
     pub launcher: Launcher,
     /// Where the files of VMs go.
     pub dirs: Dirs,
-    /// Limits on single VMs.
-    pub cgroups: Cgroups,
     /// Live sandboxes.
     pub sandboxes: Registry,
     /// Tags that are being written.
@@ -51,6 +50,9 @@ pub struct App {
     /// One at a time for each workspace.
     pub workspace_locks: crate::ops::workspaces::Locks,
 }
+
+/// How long to wait before a process that does not end is killed again.
+const KILL_AGAIN: Duration = Duration::from_secs(5);
 
 /// A child that starts waits for its guest most of the time.
 const STARTS_PER_CPU: usize = 4;
@@ -93,7 +95,6 @@ impl App {
             store,
             launcher,
             dirs,
-            cgroups: Cgroups::default(),
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
             touched,
@@ -157,11 +158,16 @@ impl App {
         written.is_ok()
     }
 
-    /// Ends a VM's process for certain and removes everything of the sandbox.
+    /// Ends a VM's process for certain and removes everything of the sandbox. Nothing is removed, and the sandbox is not
+    /// reported as deleted, while its process is known to live.
     pub async fn forget(self: &Arc<Self>, sandbox: &Arc<SandboxHandle>, lease: Lease) {
         let id = sandbox.id.clone();
-        if let Err(error) = self.launcher.kill(&id).await {
+        while let Err(error) = self.launcher.kill(&id).await {
             tracing::error!(sandbox = %id, error = chain(&error), "the VMM process could not be ended");
+            if !matches!(error, SpawnerError::StillThere { .. }) {
+                break;
+            }
+            tokio::time::sleep(KILL_AGAIN).await;
         }
         if let Err(error) = self.db.delete_sandboxes(vec![id.clone()]).await {
             tracing::error!(sandbox = %id, error = chain(&error), "not written down");
@@ -171,7 +177,6 @@ impl App {
             let id = id.clone();
             self.blocking(move |app| {
                 app.dirs.remove(&id);
-                app.cgroups.remove(&id);
                 // Blobs that came free go with the next periodic collection.
                 Ok(())
             })

@@ -270,6 +270,8 @@ fn store_hint(error: &StoreError) -> Option<String> {
 fn spawner_code(error: &SpawnerError) -> ErrorCode {
     match error {
         SpawnerError::Refused(SpawnError::OtherEngine { .. }) => ErrorCode::SnapshotIncompatible,
+        SpawnerError::Refused(SpawnError::NoWall { .. }) => ErrorCode::Unsupported,
+        SpawnerError::Refused(SpawnError::OutOfRange { .. }) => ErrorCode::InvalidRequest,
         _ => ErrorCode::LaunchFailed,
     }
 }

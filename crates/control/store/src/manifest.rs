@@ -74,9 +74,6 @@ pub struct Manifest {
     pub memory: MemoryManifest,
     /// Disks in slot order.
     pub disks: Vec<DiskManifest>,
-    /// The machine has a network device.
-    #[serde(default)]
-    pub network: bool,
     /// What it was booted from, at the root of its chain.
     pub source: Source,
     /// What it builds on.
@@ -323,7 +320,6 @@ pub(crate) mod tests {
                 read_only: false,
                 serial: "root".into(),
             }],
-            network: false,
             source: Source::default(),
             parent: None,
             origin: Origin::Boot { ready_us: 5 },

@@ -1,10 +1,15 @@
-//! From a fresh VMM process to a shell: hello, prepare, and the two answers.
+//! From a fresh VMM process to a shell: hello, its answer, prepare, its answer.
+//!
+//! The second message waits for the first answer: only then is the process known to have the address space whose page
+//! map it is given.
+
+use std::os::fd::BorrowedFd;
 
 use forkd_sys::{Channel, ChannelError};
 use forkd_types::Engine;
 use forkd_vmm_proto::{
-    Capabilities, Command, FromVmm, PROTOCOL_VERSION, Reply, Request, ResponseTo, Shape, WireError,
-    encode,
+    Capabilities, Command, FdIndex, FromVmm, PROTOCOL_VERSION, PrepareSpec, Reply, Request,
+    ResponseTo, Shape, WireError, encode,
 };
 use thiserror::Error;
 
@@ -17,27 +22,54 @@ pub enum BeginError {
     /// They do not encode.
     #[error("the first messages do not encode")]
     Encode(#[from] WireError),
+    /// There is no KVM device, or this process may not use it.
+    #[error("cannot open /dev/kvm")]
+    Kvm(#[source] std::io::Error),
     /// The socket did not take them.
     #[error("the new VMM's control socket takes no message")]
     Send(#[from] ChannelError),
 }
 
-/// Sends both messages at once; the VMM answers them in turn.
-pub fn begin(control: &Channel, shape: Shape) -> Result<(), BeginError> {
+/// Sends the hello.
+pub fn begin(control: &Channel) -> Result<(), BeginError> {
     let hello = Request {
         seq: HELLO,
         command: Command::Hello {
             version: PROTOCOL_VERSION,
         },
     };
-    let prepare = Request {
-        seq: PREPARE,
-        command: Command::Prepare(shape),
+    Ok(control.send(&encode(&hello)?, &[])?)
+}
+
+/// Sends what the shell is built from, with the descriptors that the VMM does not open itself.
+pub fn prepare(
+    control: &Channel,
+    shape: Shape,
+    kvm: BorrowedFd<'_>,
+    pagemap: Option<BorrowedFd<'_>>,
+) -> Result<(), BeginError> {
+    let spec = PrepareSpec {
+        shape,
+        kvm: FdIndex(0),
+        pagemap: pagemap.map(|_| FdIndex(1)),
     };
-    for request in [hello, prepare] {
-        control.send(&encode(&request)?, &[])?;
-    }
-    Ok(())
+    let request = Request {
+        seq: PREPARE,
+        command: Command::Prepare(spec),
+    };
+    let fds: Vec<_> = std::iter::once(kvm).chain(pagemap).collect();
+    Ok(control.send(&encode(&request)?, &fds)?)
+}
+
+/// What a message from a VMM in the making leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progressed {
+    /// Nothing to do yet.
+    Wait,
+    /// The hello is answered: the VMM waits for [`prepare`].
+    Greeted,
+    /// The shell stands.
+    Ready(Capabilities),
 }
 
 /// How far a new VMM is on its way to a shell.
@@ -58,19 +90,19 @@ impl Progress {
         }
     }
 
-    /// Takes a message from the VMM; gives the engine's abilities once the shell is ready.
-    pub fn advance(&mut self, message: FromVmm) -> Result<Option<Capabilities>, String> {
+    /// Takes a message from the VMM.
+    pub fn advance(&mut self, message: FromVmm) -> Result<Progressed, String> {
         let FromVmm::Response(ResponseTo { seq, result }) = message else {
-            return Ok(None);
+            return Ok(Progressed::Wait);
         };
-        match (seq, result) {
-            (HELLO, Ok(hello @ Reply::Hello { .. })) => {
+        match (seq, result, self.capabilities) {
+            (HELLO, Ok(hello @ Reply::Hello { .. }), None) => {
                 self.capabilities = Some(self.greeted(&hello)?);
-                Ok(None)
+                Ok(Progressed::Greeted)
             }
-            (PREPARE, Ok(Reply::Done)) if self.capabilities.is_some() => Ok(self.capabilities),
-            (_, Err(error)) => Err(error.message),
-            (seq, Ok(reply)) => Err(format!("the VMM answered {reply:?} to message {seq}")),
+            (PREPARE, Ok(Reply::Done), Some(capabilities)) => Ok(Progressed::Ready(capabilities)),
+            (_, Err(error), _) => Err(error.message),
+            (seq, Ok(reply), _) => Err(format!("the VMM answered {reply:?} to message {seq}")),
         }
     }
 
@@ -123,10 +155,10 @@ mod tests {
     fn two_answers_make_a_shell() {
         let mut progress = fresh();
         let greeted = progress.advance(hello(PROTOCOL_VERSION, Engine::FORKD));
-        assert_eq!(greeted, Ok(None));
+        assert_eq!(greeted, Ok(Progressed::Greeted));
         assert_eq!(
             progress.advance(answer(PREPARE, Ok(Reply::Done))),
-            Ok(Some(Capabilities::all()))
+            Ok(Progressed::Ready(Capabilities::all()))
         );
     }
 

@@ -3,6 +3,7 @@
 //! It is the parent of every VMM, so that the controller can die and come back without taking the
 //! sandboxes along. The conversation is described in `forkd_vmm_proto::spawn`.
 
+mod cgroup;
 mod client;
 mod handshake;
 mod pool;
@@ -14,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use cgroup::Cgroups;
 use clap::Parser;
 use forkd_types::Engine;
 use rustix::net::{
@@ -24,8 +26,8 @@ use server::{Server, Settings};
 
 /// Starts VMM processes and keeps a pool of shells ready.
 ///
-/// The controller starts this program by itself; there is no need to run it by hand. When it ends, every
-/// microVM it started ends with it.
+/// The controller starts this program by itself; there is no need to run it by hand. When it ends, the kernel
+/// kills every microVM that it started.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -60,13 +62,14 @@ fn main() -> anyhow::Result<()> {
     };
     raise_file_limit();
     let listener = listen_on(&args.socket)?;
+    let socket = args.socket.canonicalize().unwrap_or(args.socket);
     let settings = Settings {
         vmm,
         engine: args.engine,
         parallel: args.parallel,
         max_processes: args.max_vms,
     };
-    Server::new(settings, listener)
+    Server::new(settings, listener, Cgroups::open(&socket))
         .and_then(|mut server| server.run())
         .context("the event loop cannot go on")
 }
@@ -76,7 +79,7 @@ fn beside_this_program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(this.with_file_name(name))
 }
 
-/// Two descriptors a VM add up; the usual soft limit of 1,024 is far below what a host can run.
+/// Descriptors of many VMs add up; the usual soft limit of 1,024 is far below what a host can run.
 fn raise_file_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -18,7 +18,7 @@ pub use channel::{Channel, ChannelError, Received};
 pub use fork::{ChildWriter, ForkError};
 pub use heap::use_one_heap;
 pub use inherit::inherited_fd;
-pub use pagemap::{PageRange, Pagemap, PagemapError};
+pub use pagemap::{PageRange, Pagemap, PagemapError, open_pagemap};
 pub use signal::{
     FORBIDDEN_CALL_STATUS, KickTarget, ignore_sigpipe, install_forbidden_call_handler,
     install_kick_handler,

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client};
 use forkd_vmm_proto::{
-    BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, DiskSpec, Event, MemoryImage, PageIndex,
-    RateLimit, RestoreSpec, Shape, VsockSpec,
+    BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, DiskSpec, Event, MemoryImage, NetSpec,
+    PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -146,7 +146,8 @@ fn boot(settings: &Settings, around: &Around) -> Result<Client> {
         initramfs: Some(attach.add(&initramfs)),
         cmdline: settings.cmdline.clone(),
         disks: disk_specs(&disks, &mut attach),
-        net: None,
+        net: NetSpec::default(),
+        mac: [2, 0, 0, 0, 0, 1],
         vsock,
         console,
         generation: [7; 16],
@@ -179,7 +180,7 @@ fn restore(settings: &Settings, dir: &Path, around: &Around, number: usize) -> R
             index: PageIndex::Identity,
         },
         disks: disk_specs(&disks, &mut attach),
-        net: None,
+        net: NetSpec::default(),
         vsock,
         console,
         generation: [number as u8 + 8; 16],

@@ -1,6 +1,7 @@
 //! A small synchronous client of the control protocol, for tests and benchmarks.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -10,10 +11,11 @@ use std::time::{Duration, Instant};
 use forkd_sys::{Channel, ChannelError};
 use forkd_vmm_proto::{
     BootSpec, Command, Counters, CutReport, CutSpec, Event, FdIndex, FromVmm, MAX_MESSAGE,
-    PROTOCOL_VERSION, Reply, Request, ResponseTo, RestoreSpec, Shape, VmmError, WireError, decode,
-    encode,
+    PROTOCOL_VERSION, PrepareSpec, Reply, Request, ResponseTo, RestoreSpec, Shape, VmmError,
+    WireError, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Pid;
 use thiserror::Error;
 
 /// Why a VMM did not do what was asked.
@@ -213,7 +215,16 @@ impl Client {
 
     /// Builds the shell.
     pub fn prepare(&mut self, shape: Shape) -> Result<(), ClientError> {
-        self.ask(Command::Prepare(shape), &Attach::new()).map(drop)
+        let kvm = File::open("/dev/kvm").map_err(ClientError::Spawn)?;
+        let pagemap = forkd_sys::open_pagemap(Pid::from_child(&self.child));
+        let pagemap = pagemap.map_err(ClientError::Spawn)?;
+        let mut attach = Attach::new();
+        let spec = PrepareSpec {
+            shape,
+            kvm: attach.add(&kvm),
+            pagemap: Some(attach.add(&pagemap)),
+        };
+        self.ask(Command::Prepare(spec), &attach).map(drop)
     }
 
     /// Boots.

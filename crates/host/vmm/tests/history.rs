@@ -13,8 +13,8 @@ use forkd_vmm::state::MachineState;
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
     BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutExtent,
-    CutReport, CutSpec, ImageId, MemoryImage, PageIndex, PageMap, Reply, RestoreSpec, RollbackSpec,
-    Shape, VmmErrorCode, VsockSpec,
+    CutReport, CutSpec, ImageId, MemoryImage, NetSpec, PageIndex, PageMap, Reply, RestoreSpec,
+    RollbackSpec, Shape, VmmErrorCode, VsockSpec,
 };
 
 const PAGES: u32 = 512;
@@ -79,7 +79,8 @@ impl Vm {
             initramfs: None,
             cmdline: String::new(),
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
+            mac: [2, 0, 0, 0, 0, 1],
             vsock: VsockSpec {
                 cid: 3,
                 listener: attach.add(listener),
@@ -109,7 +110,7 @@ impl Vm {
                 index: PageIndex::File(attach.add(&index)),
             },
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
             vsock: VsockSpec {
                 cid: 3,
                 listener: attach.add(listener),

@@ -12,8 +12,9 @@ use forkd_vmm::kvm::VcpuState;
 use forkd_vmm::state::MachineState;
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
-    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutExtent, CutSpec, ImageId, MemoryImage,
-    PageIndex, Reply, RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
+    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutExtent, CutSpec, FdIndex, ImageId,
+    MemoryImage, NetAttachment, NetBackend, NetSpec, PageIndex, Reply, RestoreSpec, Shape,
+    StopCause, VmmErrorCode, VmmPhase, VsockSpec,
 };
 
 const SHAPE: Shape = Shape {
@@ -81,7 +82,8 @@ fn boot(client: &mut Client, around: &Surroundings, run: bool) {
         initramfs: None,
         cmdline: String::new(),
         disks: vec![],
-        net: None,
+        net: NetSpec::default(),
+        mac: [2, 0, 0, 0, 0, 1],
         vsock: around.vsock(&mut attach),
         console: around.console(&mut attach),
         generation: [1; 16],
@@ -127,7 +129,7 @@ fn restore(
             index: PageIndex::Identity,
         },
         disks: vec![],
-        net: None,
+        net: NetSpec::default(),
         vsock: around.vsock(&mut attach),
         console: around.console(&mut attach),
         generation: [2; 16],
@@ -444,7 +446,7 @@ fn a_chain_of_changes_restores_at_every_depth() {
                 },
             },
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
             vsock: around.vsock(&mut attach),
             console: around.console(&mut attach),
             generation: [depth; 16],
@@ -480,6 +482,42 @@ fn a_chain_of_changes_restores_at_every_depth() {
         layers.push(memory);
         index = Some(map);
     }
+}
+
+#[test]
+fn the_network_back_end_is_exchanged_while_the_guest_runs() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = start();
+    let detach = Command::SetNet { backend: None };
+    assert_eq!(
+        refused(vm.ask(detach.clone(), &Attach::new()).map(drop)),
+        VmmErrorCode::WrongPhase
+    );
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let mut attach = Attach::new();
+    let backend = Some(NetAttachment {
+        fd: attach.add(&theirs),
+        kind: NetBackend::Socket,
+    });
+    vm.ask(Command::SetNet { backend }, &attach).unwrap();
+    drop(theirs);
+    ours.send(&[0; 72]).expect("the VMM holds the other end");
+    vm.ask(detach, &Attach::new()).unwrap();
+    assert!(ours.send(&[0; 72]).is_err(), "the VMM has closed its end");
+    assert_eq!(phase(&mut vm), VmmPhase::Running);
+    // A descriptor that did not come along.
+    let backend = Some(NetAttachment {
+        fd: FdIndex(3),
+        kind: NetBackend::Socket,
+    });
+    let lacking = vm.ask(Command::SetNet { backend }, &Attach::new());
+    assert_eq!(refused(lacking.map(drop)), VmmErrorCode::BadRequest);
+    assert_eq!(phase(&mut vm), VmmPhase::Running);
 }
 
 #[test]

@@ -45,18 +45,15 @@ enum Fault {
     NoSpaceForState,
     /// The VMM of a child is killed while it is filled, or soon after.
     ChildKilled,
-    /// `forkd-spawn` is killed during a cut.
-    SpawnerKilled,
 }
 
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 6] = [
     Fault::WriterKilled,
     Fault::DiskFills,
     Fault::NoSpaceForMemory,
     Fault::NoSpaceForIndex,
     Fault::NoSpaceForState,
     Fault::ChildKilled,
-    Fault::SpawnerKilled,
 ];
 
 pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
@@ -132,13 +129,8 @@ async fn round(
             true
         }
         Fault::ChildKilled => child_killed(kit, source, random).await?,
-        Fault::SpawnerKilled => spawner_killed(kit, source, random).await?,
     };
     source.count = goes_on(&source.vm, source.load, source.count).await?;
-    if fault == Fault::SpawnerKilled {
-        // The new one has its own count, and does not know the machines of the old one.
-        source.traces.counts.spawner_files = usize::MAX;
-    }
     Ok(hit)
 }
 
@@ -226,7 +218,6 @@ async fn none_left(kit: &Kit, source: &Vm, refuser: &Vm, files: &CutFiles) -> an
         memory: files.memory.clone(),
         index: None,
         disks: source.disks().await,
-        net: false,
         report: Default::default(),
     };
     let Err(error) = kit.restore(refuser, &half, ForkOptions::default()).await else {
@@ -307,24 +298,6 @@ async fn child_killed(kit: &Kit, source: &Source, random: &mut StdRng) -> anyhow
     child.wait_end().await?;
     child.remove().await?;
     Ok(answered.is_none())
-}
-
-async fn spawner_killed(
-    kit: &mut Kit,
-    source: &Source,
-    random: &mut StdRng,
-) -> anyhow::Result<bool> {
-    let delay = Duration::from_micros(random.random_range(0..200_000));
-    let begun = Instant::now();
-    let (cut, killed) = tokio::join!(source.vm.branch_to(source.changes()), async {
-        tokio::time::sleep(delay).await;
-        kit.kill_spawner()?;
-        anyhow::Ok(begun.elapsed())
-    });
-    let killed = killed?;
-    let cut = cut.context("the cut needed forkd-spawn")?;
-    kit.restart_spawner().await?;
-    Ok(u128::from(cut.report.total_us) > killed.as_micros())
 }
 
 /// What must not become more.

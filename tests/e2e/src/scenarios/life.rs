@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use forkd_guest_proto::{ClockRequest, ExecRequest, ShutdownMode, ShutdownRequest};
 use forkd_testkit::{BootOptions, Root, Vm, procfs};
-use forkd_vmm_proto::spawn::HowEnded;
+use forkd_vmm_proto::spawn::{HowEnded, Jail, Limits};
 use forkd_vmm_proto::{Command, ExitCode, Reply, StopCause, VmmPhase};
 
 use crate::scenario::Run;
@@ -154,8 +154,7 @@ pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
         .context("the pool does not fill")??;
     let pids = procfs::children(run.kit.spawner_pid())?;
     ensure!(pids.len() == 4, "{} processes instead of 4", pids.len());
-    // Ours are the last ends of the control sockets.
-    let (running, paused) = (running.release(), paused.release());
+    // They end although the ends of their control sockets are still held here.
     run.kit.kill_spawner()?;
     let all_gone = async {
         while pids.iter().any(|pid| procfs::is_alive(*pid)) {
@@ -164,7 +163,9 @@ pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
     };
     tokio::time::timeout(Duration::from_secs(30), all_gone)
         .await
-        .with_context(|| format!("some of {pids:?} live on ({running:?}, {paused:?})"))
+        .with_context(|| format!("some of {pids:?} live on"))?;
+    drop((running, paused));
+    Ok(())
 }
 
 /// A workspace is resumed under the id it had: whoever was told that a VM is ended starts the next one at once.
@@ -174,7 +175,10 @@ pub async fn a_killed_id_is_free(run: Run) -> anyhow::Result<()> {
     let spawner = &run.kit.spawner;
     for round in 0..10 {
         spawner.kill(&id).await?;
-        let again = spawner.take(shape, std::slice::from_ref(&id)).await;
+        let ids = std::slice::from_ref(&id);
+        let again = spawner
+            .take(shape, ids, &Limits::default(), Jail::default())
+            .await;
         let taken = again.with_context(|| format!("round {round}"))?;
         ensure!(taken.len() == 1, "{} shells", taken.len());
     }

@@ -45,13 +45,13 @@ print(sent.hexdigest(), received.hexdigest(), count)
 
 pub async fn tcp_through_a_tap(run: Run) -> anyhow::Result<()> {
     let namespace = Namespace::new()?;
-    let tap = namespace.tap(HOST_NET, true)?;
+    let tap = namespace.tap(HOST_NET)?;
     transfer(&run.kit, &namespace, NetBackend::Tap, tap).await
 }
 
 pub async fn tcp_through_a_socket(run: Run) -> anyhow::Result<()> {
     let namespace = Namespace::new()?;
-    let (_pump, socket) = Pump::start(namespace.tap(HOST_NET, false)?)?;
+    let (_pump, socket) = Pump::start(namespace.tap(HOST_NET)?)?;
     transfer(&run.kit, &namespace, NetBackend::Socket, socket).await
 }
 

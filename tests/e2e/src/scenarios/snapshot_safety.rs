@@ -161,7 +161,6 @@ pub async fn killed_while_it_writes(run: Run) -> anyhow::Result<()> {
             memory,
             index: None,
             disks: Vec::new(),
-            net: false,
             report: finished.map(|frozen| frozen.report).unwrap_or_default(),
         };
         let shell = kit.empty(shape).await?;

@@ -104,7 +104,7 @@ struct Network {
 
 /// A warm parent that has used all its generators and has a connection open.
 async fn parent(kit: &Kit, namespace: &Namespace) -> anyhow::Result<(Vm, Network)> {
-    let (pump, socket) = Pump::start(namespace.tap("10.78.0.1/24", false)?)?;
+    let (pump, socket) = Pump::start(namespace.tap("10.78.0.1/24")?)?;
     let listener = namespace.inside(|| TcpListener::bind(("10.78.0.1", 7001)))??;
     let options = BootOptions {
         cmdline: "iomem=relaxed".into(),

@@ -114,7 +114,8 @@ impl Host for NetHost {
         )
         .expect("descriptors are not short");
         self.peer = Some(theirs);
-        let net = Net::new(ours, NetBackend::Socket, [2; 6], RateLimit::default());
+        let backend = Some((ours, NetBackend::Socket));
+        let net = Net::new([2; 6], backend, RateLimit::default());
         Box::new(net.expect("there is no limit"))
     }
 

@@ -50,7 +50,6 @@ pub fn publish_of(app: &App, tag: &str, sandbox: &str, engine: Engine) -> Manife
         },
         disks: Vec::new(),
         engine,
-        network: false,
         source: Source::default(),
         parent: None,
         origin: Origin::Branch {

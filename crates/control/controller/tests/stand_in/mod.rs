@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forkd_types::Engine;
 use forkd_vmm_proto::spawn::{
-    FromSpawn, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply, SpawnRequest,
+    FromSpawn, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply, SpawnRequest, Walls,
 };
 use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
 use rustix::net::{
@@ -32,6 +32,7 @@ pub fn stand_in(path: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Se
                 SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
                     version: SPAWN_VERSION,
                     engine: Engine::FORKD,
+                    walls: Walls::empty(),
                 }),
                 command => answer(command),
             };

@@ -3,14 +3,12 @@
 //! `forkd-spawn` starts the processes and keeps their control sockets; this side fills the shells. The
 //! files a VM is made of are opened here and handed over: a VMM opens no path.
 
-mod cgroup;
 mod dirs;
 mod fds;
 mod spawn;
 mod vm;
 
-pub use cgroup::Cgroups;
 pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
 pub use fds::{FdList, SnapshotFiles};
-pub use spawn::Launcher;
-pub use vm::{BootInput, boot, check_engine, restore, shape};
+pub use spawn::{Launcher, StartedVm};
+pub use vm::{BootInput, boot, check_engine, random_mac, restore, shape};

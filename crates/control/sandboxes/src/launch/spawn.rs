@@ -1,20 +1,31 @@
 //! The connection to `forkd-spawn`.
 
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forkd_types::{Engine, SandboxId};
-use forkd_vmm_link::{Endings, Spawner, SpawnerError, Taken, end_spawner};
+use forkd_vmm_link::{Endings, Process, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
-use forkd_vmm_proto::spawn::{SpawnError, SpawnStatus};
+use forkd_vmm_proto::spawn::{Jail, Limits, SpawnError, SpawnStatus, Vm};
 use tokio::process::Command;
 
 /// How often the connection is tried after the program was started.
 const ATTEMPTS: u32 = 100;
 /// How long to wait between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// A VM that runs or stands ready, and its control socket.
+#[derive(Debug)]
+pub struct StartedVm {
+    /// What `forkd-spawn` says of it.
+    pub vm: Vm,
+    /// The controller's end, for [`forkd_vmm_link::Vmm::new`].
+    pub control: OwnedFd,
+}
 
 /// Where VMM processes come from.
 #[derive(Debug)]
@@ -24,6 +35,8 @@ pub struct Launcher {
     current: Mutex<Option<Arc<Spawner>>>,
     connecting: tokio::sync::Mutex<()>,
     endings: tokio::sync::mpsc::UnboundedSender<Endings>,
+    /// The processes of VMs that were started and not ended by [`Launcher::kill`].
+    processes: Mutex<HashMap<SandboxId, Arc<Process>>>,
     /// The shape of which shells stand ready.
     ready: tokio::sync::Mutex<Option<Shape>>,
 }
@@ -41,6 +54,7 @@ impl Launcher {
             current: Mutex::new(None),
             connecting: tokio::sync::Mutex::new(()),
             endings,
+            processes: Mutex::default(),
             ready: tokio::sync::Mutex::new(None),
         }
     }
@@ -55,26 +69,70 @@ impl Launcher {
         Ok(self.connected().await?.engine())
     }
 
-    /// Takes one shell for each id. What could not be made is missing from the answer; after a failure some may have been
+    /// Takes one shell for each id, under limits that this host can keep. What could not be made is missing from the answer; after a failure some may have been
     /// made all the same.
-    pub async fn take(&self, shape: Shape, ids: &[SandboxId]) -> Result<Vec<Taken>, SpawnerError> {
+    pub async fn take(
+        &self,
+        shape: Shape,
+        ids: &[SandboxId],
+        limits: &Limits,
+    ) -> Result<Vec<StartedVm>, SpawnerError> {
         let spawner = self.connected().await?;
-        self.noted(spawner.take(shape, ids).await)
+        let taken = self.noted(spawner.take(shape, ids, limits, Jail::default()).await)?;
+        Ok(self.remember(taken))
+    }
+
+    /// Replaces the limits of a live VM.
+    pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<(), SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.set_limits(id, limits).await)
+    }
+
+    /// Keeps the pidfd of each VM, so that the VM can be ended without `forkd-spawn`.
+    fn remember(&self, taken: Vec<Taken>) -> Vec<StartedVm> {
+        let mut processes = self.processes();
+        taken
+            .into_iter()
+            .map(|taken| {
+                processes.insert(taken.vm.id.clone(), Arc::new(taken.process));
+                StartedVm {
+                    vm: taken.vm,
+                    control: taken.control,
+                }
+            })
+            .collect()
     }
 
     /// The control sockets of every VM that lives.
-    pub async fn adopt(&self) -> Result<Vec<Taken>, SpawnerError> {
+    pub async fn adopt(&self) -> Result<Vec<StartedVm>, SpawnerError> {
         let spawner = self.connected().await?;
-        self.noted(spawner.adopt().await)
+        let taken = self.noted(spawner.adopt().await)?;
+        Ok(self.remember(taken))
     }
 
     /// Ends a VM's process. One that is gone already is no error.
+    ///
+    /// [`SpawnerError::StillThere`] means that the process is known to live; its resources must not be given away.
     pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
-        let spawner = self.connected().await?;
-        match self.noted(spawner.kill(id).await) {
+        let asked = match self.connected().await {
+            Ok(spawner) => self.noted(spawner.kill(id).await),
+            Err(error) => Err(error),
+        };
+        let asked = match asked {
+            // A `forkd-spawn` that was started after the VM does not know it.
             Err(SpawnerError::Refused(SpawnError::Unknown { .. })) => Ok(()),
             other => other,
+        };
+        let known = self.processes().get(id).cloned();
+        let Some(process) = known else {
+            return asked;
+        };
+        if let Err(error) = process.end().await {
+            tracing::error!(sandbox = %id, %error, "the VMM process does not end");
+            return Err(SpawnerError::StillThere { id: id.clone() });
         }
+        self.processes().remove(id);
+        Ok(())
     }
 
     /// Keeps so many shells of a shape ready, and none of any other shape.
@@ -157,6 +215,7 @@ impl Launcher {
             }
             Err(_) => self.start().await?,
         };
+        tracing::info!(walls = ?spawner.walls(), "walls around every VM");
         let spawner = Arc::new(spawner);
         *self.slot() = Some(Arc::clone(&spawner));
         // The receiver lives as long as the daemon does.
@@ -200,6 +259,12 @@ impl Launcher {
             }
         }
         Err(last.unwrap_or_else(|| failed(std::io::ErrorKind::TimedOut.into())))
+    }
+
+    fn processes(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Arc<Process>>> {
+        self.processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Spawner>>> {

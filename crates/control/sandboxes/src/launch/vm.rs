@@ -7,8 +7,8 @@ use forkd_store::{Cpu, Manifest};
 use forkd_types::{Engine, MiB};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{
-    BootSpec, Capability, Command, ConsoleSpec, CpuModel, DiskSpec, RateLimit, RestoreSpec, Shape,
-    VsockSpec,
+    BootSpec, Capability, Command, ConsoleSpec, CpuModel, DiskSpec, NetSpec, RateLimit,
+    RestoreSpec, Shape, VsockSpec,
 };
 
 use super::dirs::VmFiles;
@@ -84,7 +84,8 @@ pub async fn boot(vmm: &Vmm, input: &BootInput, files: &VmFiles) -> Result<(), E
             serial: input.serial.clone(),
             rate: RateLimit::default(),
         }],
-        net: None,
+        net: NetSpec::default(),
+        mac: random_mac(),
         vsock: VsockSpec {
             cid: GUEST_CID,
             listener: fds.push(&files.vsock),
@@ -127,7 +128,7 @@ pub async fn restore(
         state,
         memory,
         disks,
-        net: None,
+        net: NetSpec::default(),
         vsock: VsockSpec {
             cid: GUEST_CID,
             listener: fds.push(&files.vsock),
@@ -144,6 +145,13 @@ pub async fn restore(
     vmm.run(Command::Restore(Box::new(spec)), &fds.finish()?)
         .await
         .map_err(Error::vmm("the snapshot could not be restored"))
+}
+
+/// A hardware address of the locally administered range.
+pub fn random_mac() -> [u8; 6] {
+    let mut mac: [u8; 6] = rand::random();
+    mac[0] = 0x02;
+    mac
 }
 
 fn console<'a>(fds: &mut FdList<'a>, file: &'a File) -> ConsoleSpec {

@@ -9,15 +9,14 @@ use std::time::Instant;
 
 use forkd_api::{ErrorCode, SandboxInfo};
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_link::Taken;
 use forkd_vmm_proto::Shape;
-use forkd_vmm_proto::spawn::MAX_BATCH;
+use forkd_vmm_proto::spawn::{Limits, MAX_BATCH};
 use tokio::sync::oneshot;
 
 use crate::app::App;
 use crate::clock;
 use crate::error::{Error, chain};
-use crate::launch;
+use crate::launch::{self, StartedVm};
 use crate::limits::VmSlot;
 use crate::sandbox::birth::{Birth, Launch};
 use crate::sandbox::disk_budget;
@@ -44,6 +43,16 @@ pub struct CreateRequest {
     pub workspace: Option<String>,
     /// Use this ID; only with one child.
     pub id: Option<SandboxId>,
+}
+
+impl CreateRequest {
+    /// What each child may use of the host.
+    fn limits(&self) -> Limits {
+        Limits {
+            memory_bytes: self.memory_limit_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            ..Limits::default()
+        }
+    }
 }
 
 /// Starts children of a tag and waits until each is ready or has failed.
@@ -107,16 +116,23 @@ pub async fn start_from(
         children.push(owner::start(app, record, slot, Birth::Launch(launch)));
         waiting.push((id, hand_over));
     }
-    trace::spawn(hand_out(Arc::clone(app), shape, waiting, children.clone()));
+    trace::spawn(hand_out(
+        Arc::clone(app),
+        shape,
+        request.limits(),
+        waiting,
+        children.clone(),
+    ));
     Ok(children)
 }
 
-type Waiting = Vec<(SandboxId, oneshot::Sender<Result<Taken, Error>>)>;
+type Waiting = Vec<(SandboxId, oneshot::Sender<Result<StartedVm, Error>>)>;
 
 /// Fetches shells and hands each to its owner as soon as it is there.
 async fn hand_out(
     app: Arc<App>,
     shape: Shape,
+    limits: Limits,
     mut waiting: Waiting,
     children: Vec<Arc<SandboxHandle>>,
 ) {
@@ -125,7 +141,7 @@ async fn hand_out(
         let batch = std::mem::replace(&mut waiting, rest);
         let ids: Vec<_> = batch.iter().map(|(id, _)| id.clone()).collect();
         // A child that was deleted meanwhile does not listen; its owner ends the process.
-        match app.launcher.take(shape, &ids).await {
+        match app.launcher.take(shape, &ids, &limits).await {
             Ok(mut taken) => {
                 for (id, owner) in batch {
                     let shell = taken.iter().position(|taken| taken.vm.id == id);
@@ -207,7 +223,6 @@ fn record(
         cpu: manifest.cpu,
         memory: manifest.memory.clone(),
         disks,
-        network: manifest.network,
         source: manifest.source.clone(),
         built: None,
         checkpoints: Vec::new(),

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use forkd_types::SandboxId;
-use forkd_vmm_link::Taken;
 
 use super::birth::{Adoption, Birth};
 use super::handle::SandboxHandle;
@@ -12,6 +11,7 @@ use super::owner;
 use super::state::Phase;
 use crate::app::App;
 use crate::error::Error;
+use crate::launch::StartedVm;
 use crate::state::{SandboxRecord, StoredState};
 
 /// What became of the sandboxes of an earlier daemon.
@@ -30,7 +30,7 @@ pub struct Adopted {
 pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
     let mut counts = Adopted::default();
     let stored = app.db.sandboxes().await?;
-    let mut taken: HashMap<SandboxId, Taken> = app
+    let mut taken: HashMap<SandboxId, StartedVm> = app
         .launcher
         .adopt()
         .await?
@@ -93,7 +93,7 @@ fn enter(app: &Arc<App>, record: SandboxRecord, birth: Birth) -> Arc<SandboxHand
 }
 
 /// Ends a VM that no acknowledged sandbox has.
-async fn end_left(app: &App, left: Option<Taken>, counts: &mut Adopted) -> Result<(), Error> {
+async fn end_left(app: &App, left: Option<StartedVm>, counts: &mut Adopted) -> Result<(), Error> {
     if let Some(left) = left {
         app.launcher.kill(&left.vm.id).await?;
         counts.ended += 1;
@@ -129,9 +129,6 @@ async fn sweep(app: &Arc<App>) -> Result<(), Error> {
                 app.dirs.remove(&id);
             }
         }
-        let live = app.sandboxes.list();
-        let live = live.iter().map(|sandbox| sandbox.id.to_string()).collect();
-        app.cgroups.sweep(&live);
         app.store
             .collect()
             .map(drop)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_guest_proto::IdentityReport;
-use forkd_vmm_link::{Taken, Vmm};
+use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -20,7 +20,7 @@ use super::source::SourceSnapshot;
 use super::state::Step;
 use crate::app::App;
 use crate::error::Error;
-use crate::launch::{self, VmFiles};
+use crate::launch::{self, StartedVm, VmFiles};
 use crate::state::{SandboxRecord, StoredState};
 use crate::trace::TARGET;
 use crate::{clock, touched};
@@ -47,7 +47,7 @@ pub struct Launch {
     /// The snapshot, opened once for all children of a request.
     pub source: Arc<SourceSnapshot>,
     /// The shell, when `forkd-spawn` has handed it out.
-    pub shell: oneshot::Receiver<Result<Taken, Error>>,
+    pub shell: oneshot::Receiver<Result<StartedVm, Error>>,
     /// When the request came.
     pub started: Instant,
 }
@@ -55,7 +55,7 @@ pub struct Launch {
 /// A VM that an earlier daemon started.
 pub struct Adoption {
     /// The VM and its control socket.
-    pub taken: Taken,
+    pub taken: StartedVm,
     /// Tells answers to this daemon from those to the daemon before.
     pub epoch: u32,
 }

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forkd_types::{Digest, Engine, Tag};
-use forkd_vmm_link::Taken;
 use forkd_vmm_proto::spawn::Vm;
 use forkd_vmm_proto::{
     Capabilities, Command, CutReport, Event, FromVmm, ImageId, MAX_FDS, MAX_MESSAGE, Reply,
@@ -25,7 +24,7 @@ use super::{Ask, CutDone, CutMode, Destination, Phase, SandboxHandle, owner};
 use crate::app::App;
 use crate::config::Config;
 use crate::error::Error;
-use crate::launch;
+use crate::launch::{self, StartedVm};
 use crate::ops::branch::{claim, cut};
 use crate::state::SandboxRecord;
 
@@ -139,7 +138,7 @@ impl Bench {
             capabilities: Capabilities::all(),
             pooled: false,
         };
-        let taken = Taken { vm, control: ours };
+        let taken = StartedVm { vm, control: ours };
         let adoption = Adoption { taken, epoch: 1 };
         let slot = app.limits.adopted("me");
         let record: SandboxRecord = record.unwrap();

@@ -1,10 +1,11 @@
 //! Making a child a machine of its own.
 
 use forkd_agent_client::{Client, Identified};
-use forkd_guest_proto::{IdentityReport, IdentityRequest};
+use forkd_guest_proto::{IdentityReport, IdentityRequest, NetworkRequest};
 use forkd_types::SandboxId;
 
 use crate::error::Error;
+use crate::launch::random_mac;
 
 /// Random bytes for the guest's generators.
 const ENTROPY: usize = 64;
@@ -13,6 +14,10 @@ const ENTROPY: usize = 64;
 pub async fn assume(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
     let request = IdentityRequest {
         machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
+        network: Some(NetworkRequest {
+            mac: Some(mac_text(random_mac())),
+            ..NetworkRequest::default()
+        }),
         ..fresh(id)
     };
     ask(client, id, request).await
@@ -25,6 +30,10 @@ pub async fn renew(client: &Client, id: &SandboxId) -> Result<IdentityReport, Er
         ..fresh(id)
     };
     ask(client, id, request).await
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn fresh(id: &SandboxId) -> IdentityRequest {

@@ -103,9 +103,6 @@ pub struct SandboxRecord {
     pub memory: MemoryManifest,
     /// Its disks.
     pub disks: Vec<DiskStack>,
-    /// It has a network device.
-    #[serde(default)]
-    pub network: bool,
     /// What it was booted from, at the root of its chain.
     pub source: Source,
     /// What the next cut builds on; the memory it was restored from if missing.
@@ -229,7 +226,6 @@ impl SandboxRecord {
                 index: None,
             },
             disks: Vec::new(),
-            network: false,
             source: Source::default(),
             built: None,
             checkpoints: Vec::new(),

@@ -12,7 +12,7 @@ use crate::kvm::{VcpuState, VmState};
 const SHAPE: (u16, u16, &str) = (1, 2, "shape");
 const VM: (u16, u16, &str) = (2, 1, "vm");
 const VCPU: (u16, u16, &str) = (3, 1, "vcpu");
-const SLOT: (u16, u16, &str) = (4, 1, "slot");
+const SLOT: (u16, u16, &str) = (4, 2, "slot");
 const SERIAL: (u16, u16, &str) = (5, 1, "serial");
 
 /// The layout of addresses and interrupts that the state belongs to. A machine with another one cannot go

@@ -10,6 +10,7 @@ use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, InterpStart, Quiesce
 use forkd_store::{Cpu, Ingested, Source};
 use forkd_types::{Engine, SandboxId, Tag};
 use forkd_vmm_link::Vmm;
+use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Event, LINUX_CMDLINE};
 
 use super::BuildRequest;
@@ -152,7 +153,10 @@ impl Parent {
         let tag = claim.ok_or(Error::Task)?.tag().clone();
         let engine = app.launcher.engine().await?;
         let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
-        let taken = app.launcher.take(shape, std::slice::from_ref(id)).await?;
+        let taken = app
+            .launcher
+            .take(shape, std::slice::from_ref(id), &Limits::default())
+            .await?;
         let taken = taken.into_iter().next().ok_or_else(|| {
             Error::refused(
                 ErrorCode::LaunchFailed,

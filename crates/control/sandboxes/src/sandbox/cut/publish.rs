@@ -156,7 +156,6 @@ impl Cut<'_> {
             state: content.state.blob,
             memory,
             disks: record.disks.iter().map(frozen_disk).collect(),
-            network: record.network,
             source: record.source.clone(),
             parent: (self.mode == CutMode::Diff).then(|| record.as_parent()),
             origin,

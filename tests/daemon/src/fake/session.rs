@@ -9,11 +9,13 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use forkd_sys::{Channel, ChannelError};
+use forkd_types::Engine;
 use forkd_vmm_proto::{
-    BootSpec, CheckpointReport, CheckpointSpec, Command, Counters, CutReport, CutSpec, DiskSpec,
-    Event, ExitCode, FdIndex, FromVmm, MAX_MESSAGE, MemoryImage, PROTOCOL_VERSION, PageIndex,
-    PageMap, Reply, Request, ResponseTo, RestoreSpec, RollbackReport, RollbackSpec, Shape, Status,
-    StopCause, VmmError, VmmErrorCode, VmmPhase, VsockSpec, decode,
+    BootSpec, Capabilities, CheckpointReport, CheckpointSpec, Command, Counters, CutExtent,
+    CutReport, CutSpec, DiskSpec, Event, ExitCode, FdIndex, FromVmm, ImageId, MAX_MESSAGE,
+    MemoryImage, PROTOCOL_VERSION, PageIndex, PageMap, Reply, Request, ResponseTo, RestoreSpec,
+    RollbackReport, RollbackSpec, Shape, Status, StopCause, VmmError, VmmErrorCode, VmmPhase,
+    VsockSpec, decode,
 };
 
 use super::agent;
@@ -66,7 +68,7 @@ struct Session {
     filled: bool,
     agent_ready: bool,
     writable_disks: usize,
-    /// The image the VM was restored from: number 0 of [`CutSpec::onto`].
+    /// The image the VM was restored from: [`ImageId::START`].
     restored: Option<Image>,
     /// The last cut that succeeded, with its number.
     last_cut: Option<(u64, Image)>,
@@ -105,8 +107,8 @@ impl Session {
         }
         let reply = match command {
             Command::Hello { version } => self.greet(version)?,
-            Command::Prepare(shape) => {
-                self.shape = Some(shape);
+            Command::Prepare(spec) => {
+                self.shape = Some(spec.shape);
                 Reply::Done
             }
             Command::Boot(spec) => {
@@ -137,7 +139,10 @@ impl Session {
             Command::PowerButton => self.vm.end(StopCause::PowerOff),
             Command::Status => Reply::Status(self.status()),
             Command::Counters => Reply::Counters(Counters::default()),
-            Command::MergedLayer { .. } | Command::Balloon { .. } | Command::Stop => Reply::Done,
+            Command::MergedLayer { .. }
+            | Command::SetNet { .. }
+            | Command::Balloon { .. }
+            | Command::Stop => Reply::Done,
         };
         Ok((reply, Then::Nothing))
     }
@@ -169,6 +174,8 @@ impl Session {
         Ok(Reply::Hello {
             version: PROTOCOL_VERSION,
             program: "fake".to_owned(),
+            engine: Engine::FORKD,
+            capabilities: Capabilities::all(),
         })
     }
 
@@ -312,7 +319,7 @@ impl Session {
         let number = self.number();
         self.last_cut = Some((number, image));
         Ok(Reply::Cut(CutReport {
-            image: number,
+            image: ImageId(number),
             pause_us,
             pages_written,
             total_us: PAUSE_US,
@@ -322,17 +329,17 @@ impl Session {
 
     /// The image a cut builds on; `None` for a cut of everything.
     fn base(&self, spec: &CutSpec) -> Result<Option<Image>, VmmError> {
-        if !spec.only_changed {
+        let CutExtent::Since { image: onto, .. } = spec.extent else {
             return Ok(None);
-        }
+        };
         let found = match &self.last_cut {
-            Some((number, image)) if *number == spec.onto => Some(image),
-            _ if spec.onto == 0 => self.restored.as_ref(),
+            Some((number, image)) if ImageId(*number) == onto => Some(image),
+            _ if onto == ImageId::START => self.restored.as_ref(),
             _ => None,
         };
         found.cloned().map(Some).ok_or_else(|| VmmError {
             code: VmmErrorCode::BadRequest,
-            message: format!("there is no image {} to build on", spec.onto),
+            message: format!("there is no image {onto:?} to build on"),
         })
     }
 
@@ -351,10 +358,11 @@ impl Session {
             .map_err(failed)?;
         let memory = fds.file(spec.memory)?;
         let pages = Pages::of(guest).map_err(failed)?;
-        let written = match (base, spec.index) {
-            (Some(base), Some(index)) => base.write_changed(pages, &memory, &fds.file(index)?),
-            (Some(_), None) => Err(io::Error::other("a cut of changes needs an index")),
-            (None, _) => Image::write_all(pages, self.memory_pages()?, &memory),
+        let written = match (base, spec.extent) {
+            (Some(base), CutExtent::Since { index, .. }) => {
+                base.write_changed(pages, &memory, &fds.file(index)?)
+            }
+            _ => Image::write_all(pages, self.memory_pages()?, &memory),
         };
         let written = written.map_err(failed)?;
         self.strike(Step::CutWritten)?;

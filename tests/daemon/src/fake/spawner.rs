@@ -7,6 +7,7 @@
 //! Lock order: `vms` before `clients`.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -16,13 +17,14 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use forkd_sys::Channel;
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
-    SpawnRequest, SpawnStatus, Vm,
+    SpawnRequest, SpawnStatus, Vm, Walls,
 };
 use forkd_vmm_proto::{
-    Command as VmmCommand, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION, Request, Shape, decode, encode,
+    Capabilities, Command as VmmCommand, FdIndex, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION,
+    PrepareSpec, Request, Shape, decode, encode,
 };
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
@@ -122,14 +124,18 @@ impl Spawner {
             }
             SpawnCommand::Hello { .. } => plain(Ok(SpawnReply::Hello {
                 version: SPAWN_VERSION,
+                engine: Engine::FORKD,
+                walls: Walls::empty(),
             })),
-            SpawnCommand::Take { shape, ids } => Some(self.take(client, shape, &ids)),
+            SpawnCommand::Take { shape, ids, .. } => Some(self.take(client, shape, &ids)),
             SpawnCommand::Adopt { after } => Some(self.adopt(after.as_ref())),
             SpawnCommand::Kill { id } => self
                 .kill(client, seq, &id)
                 .map(|error| (Err(error), Vec::new())),
             // There are no pools: every shell is made when it is taken.
-            SpawnCommand::SetPool { .. } => plain(Ok(SpawnReply::Done)),
+            SpawnCommand::SetPool { .. } | SpawnCommand::SetLimits { .. } => {
+                plain(Ok(SpawnReply::Done))
+            }
             SpawnCommand::Status => plain(Ok(SpawnReply::Status(SpawnStatus {
                 live: lock(&self.vms).len() as u32,
                 ..SpawnStatus::default()
@@ -189,6 +195,7 @@ impl Spawner {
                 continue;
             };
             sockets.extend(control.as_fd().try_clone_to_owned());
+            sockets.extend(process.try_clone());
             all.push(vm(id, child.id(), shape));
             let live = Live {
                 pid: child.id(),
@@ -230,6 +237,7 @@ impl Spawner {
         let mut sockets = Vec::new();
         for (id, live) in rest.by_ref().take(MAX_BATCH) {
             sockets.extend(live.control.as_fd().try_clone_to_owned());
+            sockets.extend(live.process.try_clone());
             all.push(vm(id, live.pid, live.shape));
         }
         let more = rest.next().is_some();
@@ -254,6 +262,7 @@ fn vm(id: &SandboxId, pid: u32, shape: Shape) -> Vm {
         id: id.clone(),
         pid,
         shape,
+        capabilities: Capabilities::all(),
         pooled: false,
     }
 }
@@ -277,7 +286,16 @@ fn make_shell(program: &Path, shape: Shape) -> io::Result<(Child, Channel)> {
     let hello = VmmCommand::Hello {
         version: PROTOCOL_VERSION,
     };
-    let asked = ask(&ours, 1, hello).and_then(|()| ask(&ours, 2, VmmCommand::Prepare(shape)));
+    let asked = ask(&ours, 1, hello, &[]).and_then(|()| {
+        // A fake VMM has no use for KVM.
+        let nothing = File::open("/dev/null")?;
+        let spec = PrepareSpec {
+            shape,
+            kvm: FdIndex(0),
+            pagemap: None,
+        };
+        ask(&ours, 2, VmmCommand::Prepare(spec), &[nothing.as_fd()])
+    });
     if let Err(error) = asked {
         let _ = child.kill();
         let _ = child.wait();
@@ -286,9 +304,9 @@ fn make_shell(program: &Path, shape: Shape) -> io::Result<(Child, Channel)> {
     Ok((child, ours))
 }
 
-fn ask(control: &Channel, seq: u64, command: VmmCommand) -> io::Result<()> {
+fn ask(control: &Channel, seq: u64, command: VmmCommand, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let request = encode(&Request { seq, command }).map_err(io::Error::other)?;
-    control.send(&request, &[]).map_err(io::Error::other)?;
+    control.send(&request, fds).map_err(io::Error::other)?;
     let mut buffer = vec![0; MAX_MESSAGE];
     let received = control.recv(&mut buffer).map_err(io::Error::other)?;
     match decode(&buffer[..received.len]).map_err(io::Error::other)? {

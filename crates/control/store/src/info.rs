@@ -102,7 +102,7 @@ impl Store {
         self.within_limit()
     }
 
-    pub(crate) fn within_limit(&self) -> Result<(), StoreError> {
+    fn within_limit(&self) -> Result<(), StoreError> {
         let used = self.blobs.lock().total().physical;
         match self.limit() {
             Some(limit) if used > limit => Err(StoreError::Limit { used, limit }),

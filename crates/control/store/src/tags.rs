@@ -78,7 +78,6 @@ impl Store {
         self.make_durable(&manifest)?;
         self.step()?;
         let staging = self.stage()?;
-        self.check_limit()?;
         let result = self.write_tag(&staging, manifest);
         if self.is_dead() || !staging.path().exists() {
             staging.forget();
@@ -128,7 +127,6 @@ impl Store {
         self.step()?;
         let commit = self.commit();
         self.check_blobs(&manifest)?;
-        self.within_limit()?;
         let target = self.layout.snapshot(&manifest.tag);
         match durable::rename_new(staging.path(), &target) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

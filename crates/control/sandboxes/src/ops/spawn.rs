@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, SandboxInfo};
 use forkd_types::{SandboxId, Tag};
@@ -23,6 +23,9 @@ use crate::sandbox::disk_budget;
 use crate::sandbox::{SandboxHandle, SourceSnapshot, owner};
 use crate::state::{DiskStack, LayerRef, RECORD_VERSION, SandboxRecord, StoredState};
 use crate::trace::{self, TARGET};
+
+/// How long an answer waits until a child that failed is removed.
+const REMOVED: Duration = Duration::from_secs(10);
 
 /// A checked request for children.
 #[derive(Debug, Clone)]
@@ -77,6 +80,10 @@ pub async fn start(
 pub async fn ready(children: &[Arc<SandboxHandle>]) -> Result<Vec<SandboxInfo>, Error> {
     for child in children {
         child.launched().await;
+        if child.failure().is_some() {
+            // The answer comes when nothing of a failed child is left, unless its process does not end.
+            let _ = tokio::time::timeout(REMOVED, child.gone.cancelled()).await;
+        }
     }
     let infos: Vec<_> = children.iter().map(|child| child.info()).collect();
     let failures: Vec<_> = children.iter().map(|child| child.failure()).collect();

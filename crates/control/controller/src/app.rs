@@ -15,6 +15,7 @@ use crate::db::{Db, SandboxRecord};
 use crate::error::{Error, chain};
 use crate::events::Events;
 use crate::launch::{Cgroups, Dirs, Launcher};
+use crate::private::{passage_dir, private_dir};
 use crate::sandbox::{Registry, Sandbox};
 use crate::touched::Touched;
 use crate::writing::WritingTags;
@@ -64,10 +65,9 @@ impl App {
     pub fn open(config: Config) -> anyhow::Result<(Arc<Self>, mpsc::UnboundedReceiver<Endings>)> {
         use anyhow::Context;
         let run = config.run_dir.join("vm");
-        for dir in [&config.data_dir, &config.run_dir, &run] {
-            std::fs::create_dir_all(dir)
-                .with_context(|| format!("cannot create {}", dir.display()))?;
-        }
+        private_dir(&config.data_dir)?;
+        passage_dir(&config.run_dir)?;
+        private_dir(&run)?;
         let store = Store::open(&config.data_dir)
             .context("the store cannot be opened")?
             .with_limit(config.store_limit_bytes);

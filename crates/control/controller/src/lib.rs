@@ -24,6 +24,7 @@ pub mod http;
 pub mod launch;
 pub mod listen;
 pub mod metrics;
+pub mod private;
 mod process;
 pub mod sandbox;
 pub mod serve;

@@ -7,12 +7,14 @@ use anyhow::Context;
 use clap::Parser;
 use forkd_controller::args::{Cli, Command};
 use forkd_controller::audit;
+use forkd_controller::private::restrict_umask;
 use forkd_controller::telemetry::{self, Export};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 fn main() -> ExitCode {
+    restrict_umask();
     let cli = Cli::parse();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,22 +1,22 @@
-//! Sockets that systemd opened, and the sign of life it wants.
+//! Sockets that systemd opened, and its watchdog.
 
 use std::os::fd::{OwnedFd, RawFd};
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::net::{AddressFamily, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-use crate::app::App;
-use crate::health;
+use tokio_util::sync::CancellationToken;
+
+use crate::health::Health;
 use crate::listen::Bound;
 
-/// How many sockets were handed over.
+/// How many sockets systemd handed over.
 pub fn count() -> usize {
     sd_notify::listen_fds().map_or(0, |fds| fds.len())
 }
 
-/// The sockets that were handed over. One that other machines reach needs a token.
+/// The sockets that systemd handed over. A socket that other machines can reach is refused without a token.
 pub fn sockets(has_token: bool) -> anyhow::Result<Vec<Bound>> {
     let fds = sd_notify::listen_fds().context("the sockets of systemd cannot be used")?;
     fds.map(|fd| {
@@ -25,8 +25,7 @@ pub fn sockets(has_token: bool) -> anyhow::Result<Vec<Bound>> {
     .collect()
 }
 
-/// A descriptor of our own for one that is only a number. Asking the kernel for a copy is safe where claiming the
-/// number is not.
+/// An owned copy of a descriptor that is known by its number. Claiming the number itself would need `unsafe`.
 fn own(fd: RawFd) -> anyhow::Result<OwnedFd> {
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     Ok(pidfd_getfd(&this, fd, PidfdGetfdFlags::empty())?)
@@ -49,9 +48,8 @@ fn bound(socket: OwnedFd, has_token: bool) -> anyhow::Result<Bound> {
     Ok(Bound::Tcp(tokio::net::TcpListener::from_std(listener)?))
 }
 
-/// Tells systemd, as often as it wants to hear it, that the daemon can do its work. One that cannot is silent, and is
-/// started again; sandboxes outlive that.
-pub async fn keep_watchdog_quiet(app: Arc<App>) {
+/// Tells systemd's watchdog that the daemon is well. systemd restarts a daemon that is not; sandboxes outlive that.
+pub async fn keep_watchdog_quiet(health: Health, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else {
         return;
     };
@@ -59,13 +57,14 @@ pub async fn keep_watchdog_quiet(app: Arc<App>) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = app.stopping.cancelled() => return,
+            () = stop.cancelled() => return,
         }
-        let problems = health::problems(&app).await;
+        let problems = health.problems().await;
         if problems.is_empty() {
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
-        } else {
-            tracing::error!(problems = problems.join("; "), "not well");
+        }
+        for problem in problems.iter() {
+            tracing::error!(%problem, "not well");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The daemon as one value that every request sees.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
@@ -15,8 +15,10 @@ use crate::db::{Db, SandboxRecord};
 use crate::error::{Error, chain};
 use crate::events::Events;
 use crate::launch::{Cgroups, Dirs, Launcher};
+use crate::owners::SnapshotOwners;
 use crate::private::{passage_dir, private_dir};
 use crate::sandbox::{Registry, Sandbox};
+use crate::tokens::Tokens;
 use crate::touched::Touched;
 use crate::writing::WritingTags;
 
@@ -43,10 +45,14 @@ pub struct App {
     pub touched: Touched,
     /// What happened.
     pub events: Events,
-    /// Who may do what.
-    pub auth: Auth,
-    /// Who did what.
-    pub audit: Audit,
+    /// Known tokens.
+    pub auth: Arc<Auth>,
+    /// Tokens that were made through the API.
+    pub tokens: Tokens,
+    /// Who owns which snapshot.
+    pub owners: SnapshotOwners,
+    /// The audit log.
+    pub audit: Arc<Audit>,
     /// Branches that may be under way at once.
     pub branch_slots: Arc<Semaphore>,
     /// Children that may be starting at once.
@@ -79,8 +85,13 @@ impl App {
                 .with_context(|| format!("cannot create {}", parent.display()))?;
         }
         let db = Db::open(&config.state_file).context("the state cannot be opened")?;
-        let auth = Auth::load(config.token_file.as_deref())?;
-        let audit = Audit::open(config.audit_log.as_deref(), config.audit_limits)?;
+        let auth = Arc::new(Auth::load(config.token_file.as_deref())?);
+        let tokens = Tokens::open(&db, &auth).context("the tokens cannot be read")?;
+        let owners = SnapshotOwners::open(&db).context("the owners of snapshots cannot be read")?;
+        let audit = Arc::new(Audit::open(
+            config.audit_log.as_deref(),
+            config.audit_limits,
+        )?);
         let dirs = Dirs {
             data: store.layout().sandboxes(),
             run,
@@ -93,7 +104,7 @@ impl App {
         );
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let branch_slots = Arc::new(Semaphore::new(config.branch_concurrency));
-        let app = Arc::new(Self {
+        let app = Arc::new_cyclic(|weak: &Weak<Self>| Self {
             config,
             db,
             store,
@@ -103,8 +114,13 @@ impl App {
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
             touched,
-            events: Events::default(),
+            events: Events::new({
+                let weak = Weak::clone(weak);
+                move |kind, object| weak.upgrade()?.owner_of(kind, object)
+            }),
             auth,
+            tokens,
+            owners,
             audit,
             branch_slots,
             start_slots: Semaphore::new(STARTS_PER_CPU * cpus),
@@ -112,6 +128,25 @@ impl App {
             workspace_locks: crate::workspaces::Locks::default(),
         });
         Ok((app, receiver))
+    }
+
+    /// Who owns the object of an event; none if it is gone.
+    fn owner_of(&self, kind: EventKind, object: &str) -> Option<String> {
+        match kind {
+            EventKind::SandboxReady
+            | EventKind::SandboxFailed
+            | EventKind::SandboxDeleted
+            | EventKind::SandboxBranched
+            | EventKind::SandboxRolledBack => {
+                let sandbox = self.sandboxes.get(&object.parse().ok()?).ok()?;
+                Some(sandbox.owner())
+            }
+            EventKind::SnapshotReady | EventKind::SnapshotFailed | EventKind::SnapshotDeleted => {
+                Some(self.owners.get(&object.parse().ok()?)?.owner)
+            }
+            // Told with their owner, or without one.
+            EventKind::WorkspaceChanged | EventKind::Lagged => None,
+        }
     }
 
     /// Forgets which pages children of deleted snapshots touched.
@@ -190,7 +225,8 @@ impl App {
             tracing::warn!(sandbox = %id, error = error.chain(), "clean-up");
         }
         self.sandboxes.remove(&id);
-        self.events.tell(EventKind::SandboxDeleted, &id, None);
+        self.events
+            .tell_of(Some(sandbox.owner()), EventKind::SandboxDeleted, &id, None);
         sandbox.gone.cancel();
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{AuditLimits, Config, ConnectionLimits, ListenAddr, TlsFiles};
+use crate::config::{AuditLimits, Config, ConnectionLimits, ListenAddr, RequestLimits, TlsFiles};
 use crate::telemetry::Collector;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
@@ -83,9 +83,17 @@ pub struct ServeArgs {
     /// Rotated audit logs that are kept
     #[arg(long, env = "FORKD_AUDIT_KEEP", default_value_t = 4, value_name = "N")]
     audit_keep: u32,
-    /// Bearer tokens: one a line, or name=token, or name=b3:DIGEST
+    /// Bearer tokens of administrators: one a line, or name=token, or name=b3:DIGEST
     #[arg(long, env = "FORKD_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Host names, besides localhost and loopback addresses, under which clients without a token may address the daemon
+    #[arg(
+        long,
+        env = "FORKD_ALLOW_HOST",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    allow_host: Vec<String>,
     /// TLS certificate chain (PEM)
     #[arg(long, env = "FORKD_TLS_CERT", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
@@ -124,7 +132,7 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     max_sandboxes: usize,
-    /// Sandboxes one token may have [default: as many as there may be]
+    /// Sandboxes one owner may have [default: as many as there may be]
     #[arg(long, env = "FORKD_MAX_SANDBOXES_PER_TOKEN", value_name = "N")]
     max_sandboxes_per_token: Option<usize>,
     /// TCP connections per listening address
@@ -146,7 +154,10 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     max_requests: usize,
-    /// Requests each token may make in a second; 0 for no limit
+    /// Requests of one owner that may be under way at once [default: half of --max-requests]
+    #[arg(long, env = "FORKD_MAX_REQUESTS_PER_OWNER", value_name = "N")]
+    max_requests_per_owner: Option<usize>,
+    /// Requests each owner may make in a second; 0 for no limit
     #[arg(
         long,
         env = "FORKD_REQUESTS_PER_SECOND",
@@ -237,6 +248,9 @@ impl ServeArgs {
         if self.branch_concurrency == 0 || self.max_sandboxes == 0 || self.max_requests == 0 {
             bail!("--branch-concurrency, --max-sandboxes and --max-requests must be at least 1");
         }
+        if self.max_requests_per_owner == Some(0) {
+            bail!("--max-requests-per-owner must be at least 1");
+        }
         if self.max_connections == 0 || self.max_connections_per_peer == Some(0) {
             bail!("--max-connections and --max-connections-per-peer must be at least 1");
         }
@@ -273,8 +287,14 @@ impl ServeArgs {
             branch_concurrency: self.branch_concurrency,
             max_sandboxes: self.max_sandboxes,
             max_sandboxes_per_token: self.max_sandboxes_per_token.unwrap_or(self.max_sandboxes),
-            max_requests: self.max_requests,
-            requests_per_second: self.requests_per_second,
+            requests: RequestLimits {
+                total: self.max_requests,
+                per_owner: self
+                    .max_requests_per_owner
+                    .unwrap_or(self.max_requests.div_ceil(2)),
+                per_second: self.requests_per_second,
+            },
+            allowed_hosts: self.allow_host.clone(),
             max_lifetime: self.max_lifetime.map(Into::into),
             disk_limit_bytes: self.disk_limit_mib.saturating_mul(MIB),
             store_limit_bytes: (self.store_limit_mib > 0)

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
+use crate::owners::Ownership;
 use crate::sandbox::{Ask, BranchAsk, BranchDone, CutMode, Sandbox};
 use crate::snapshots::{HIDDEN, is_hidden, writing_info};
 use crate::telemetry::TARGET;
@@ -122,9 +123,9 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Bran
                 "try again in a moment, or start the daemon with a higher --branch-concurrency",
             )
         })?;
-    let claimed = claim(app, &tag, Some(id.to_string())).await?;
     let sandbox = app.sandboxes.get(id)?;
     check_parent(&sandbox, wish.parent.as_ref())?;
+    let claimed = claim(app, &tag, &sandbox.owner(), Some(id.to_string())).await?;
     if wish.wait {
         let done = send(&sandbox, claimed, wish.mode, None, None)?;
         let result = done.await.map_err(|_| ended(id))?.map(|done| done.info);
@@ -175,10 +176,11 @@ fn ended(id: &SandboxId) -> Error {
     }
 }
 
-/// Claims a tag that is neither stored nor being written, if there may be one more.
+/// Claims a tag for an owner. The tag must be neither stored nor being written, and the store must have room.
 pub async fn claim(
     app: &Arc<App>,
     tag: &Tag,
+    owner: &str,
     branched_from: Option<String>,
 ) -> Result<Claimed, Error> {
     let taken = |message: String| {
@@ -204,6 +206,12 @@ pub async fn claim(
         })
         .await?;
     }
+    // Before the snapshot exists, so that it never exists without an owner.
+    let ownership = Ownership {
+        owner: owner.to_owned(),
+        public: false,
+    };
+    app.owners.set(tag, ownership).await?;
     Ok(claimed)
 }
 
@@ -271,7 +279,7 @@ pub async fn cut_and_hold(
     tag: &Tag,
     mode: CutMode,
 ) -> Result<(BranchDone, Held), Error> {
-    let claimed = claim(app, tag, Some(sandbox.id.to_string())).await?;
+    let claimed = claim(app, tag, &sandbox.owner(), Some(sandbox.id.to_string())).await?;
     let (held, until) = oneshot::channel();
     let done = send(sandbox, claimed, mode, None, Some(until))?;
     let made = done.await.map_err(|_| ended(&sandbox.id))??;
@@ -313,11 +321,11 @@ mod tests {
         };
         let (app, _endings) = App::open(config).unwrap();
         let tag = "t".parse().unwrap();
-        drop(claim(&app, &tag, None).await.unwrap());
+        drop(claim(&app, &tag, "me", None).await.unwrap());
         let staging = app.store.stage().unwrap();
         std::fs::write(staging.file("content"), vec![1; 1 << 20]).unwrap();
         let _held = app.store.ingest(&staging.file("content")).unwrap();
-        let error = claim(&app, &tag, None).await.unwrap_err();
+        let error = claim(&app, &tag, "me", None).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::LimitReached, "{}", error.chain());
         assert!(error.hint().unwrap().contains("--store-limit-mib"));
         assert!(!app.writing.is_writing(&tag));

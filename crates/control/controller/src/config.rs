@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use crate::audit::Limits as AuditLimits;
+pub use crate::http::RequestLimits;
 pub use crate::listen::{Limits as ConnectionLimits, ListenAddr, TlsFiles};
 
 /// What the daemon was told.
@@ -21,7 +22,7 @@ pub struct Config {
     pub audit_log: Option<PathBuf>,
     /// Limits on the files of the audit log.
     pub audit_limits: AuditLimits,
-    /// Tokens; anybody who reaches the socket may do everything if none.
+    /// Tokens of administrators.
     pub token_file: Option<PathBuf>,
     /// TLS for TCP.
     pub tls: Option<TlsFiles>,
@@ -37,12 +38,12 @@ pub struct Config {
     pub branch_concurrency: usize,
     /// Sandboxes there may be.
     pub max_sandboxes: usize,
-    /// Sandboxes one token may have.
+    /// Sandboxes one owner may have.
     pub max_sandboxes_per_token: usize,
-    /// Requests that may be under way at once.
-    pub max_requests: usize,
-    /// Requests one actor may make in a second; 0 is no limit.
-    pub requests_per_second: u32,
+    /// Limits on requests.
+    pub requests: RequestLimits,
+    /// Host names besides those of the loopback under which clients without a token may address the daemon.
+    pub allowed_hosts: Vec<String>,
     /// The longest a sandbox may live; none is for ever.
     pub max_lifetime: Option<Duration>,
     /// Bytes that each disk of a sandbox may take on the host; 0 is no limit.
@@ -78,8 +79,12 @@ impl Config {
             branch_concurrency: 4,
             max_sandboxes: 10,
             max_sandboxes_per_token: 10,
-            max_requests: 16,
-            requests_per_second: 0,
+            requests: RequestLimits {
+                total: 16,
+                per_owner: 16,
+                per_second: 0,
+            },
+            allowed_hosts: Vec::new(),
             max_lifetime: None,
             disk_limit_bytes: 0,
             store_limit_bytes: None,

@@ -62,6 +62,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     );
     workspaces::end_suspended(&app).await?;
     app.sweep_touched();
+    app.owners
+        .keep_only(|tag| app.store.contains(tag))
+        .await
+        .context("the owners of snapshots cannot be read")?;
     app.db
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
         .await?;
@@ -81,7 +85,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tokio::spawn(crate::metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
-    tokio::spawn(activation::keep_watchdog_quiet(Arc::clone(&app)));
+    tokio::spawn(activation::keep_watchdog_quiet(
+        crate::http::health(&app),
+        app.stopping.clone(),
+    ));
     tokio::spawn(keep_audit(Arc::clone(&app)));
     signals.until_told(&app, tls.as_ref()).await;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -172,10 +179,14 @@ async fn watch_endings(app: Arc<App>, mut connections: mpsc::UnboundedReceiver<E
         while let Some(ended) = endings.next().await {
             tracing::debug!(sandbox = %ended.id, pid = ended.pid, how = ?ended.how, "a VMM ended");
         }
+        app.launcher.disconnected();
         if !app.stopping.is_cancelled() {
             tracing::error!("forkd-spawn is gone");
+            // No request has to wait for the next one, and no check of the health starts it.
+            if let Err(error) = app.launcher.status().await {
+                tracing::error!(error = chain(&error), "forkd-spawn cannot be started");
+            }
         }
-        app.launcher.disconnected();
     }
 }
 

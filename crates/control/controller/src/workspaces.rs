@@ -70,17 +70,27 @@ fn info(app: &App, record: &WorkspaceRecord) -> WorkspaceInfo {
         created_at_unix: record.created_at_unix,
         last_active_unix: record.last_active_unix,
         last_branch_memory_path: record.last_branch_memory_path.clone(),
+        owner: record.owner.clone(),
     }
 }
 
 async fn find(app: &Arc<App>, name: &Tag) -> Result<WorkspaceRecord, Error> {
-    app.db.workspace(name.clone()).await?.ok_or_else(|| {
-        Error::hinted(
-            ErrorCode::WorkspaceNotFound,
-            format!("there is no workspace {name}"),
-            "GET /v1/workspaces (forkd workspace list) lists what there is",
-        )
-    })
+    let found = app.db.workspace(name.clone()).await?;
+    found.ok_or_else(|| not_found(name))
+}
+
+/// The refusal for a name that no workspace has.
+pub fn not_found(name: &Tag) -> Error {
+    Error::hinted(
+        ErrorCode::WorkspaceNotFound,
+        format!("there is no workspace {name}"),
+        "GET /v1/workspaces (forkd workspace list) lists what there is",
+    )
+}
+
+/// Who owns a workspace.
+pub async fn owner(app: &Arc<App>, name: &Tag) -> Result<String, Error> {
+    Ok(find(app, name).await?.owner)
 }
 
 /// Every workspace.
@@ -132,8 +142,12 @@ async fn save(app: &Arc<App>, record: &WorkspaceRecord) -> Result<WorkspaceInfo,
     app.db.put_workspace(record.clone()).await?;
     let info = info(app, record);
     let status = format!("{:?}", info.status).to_lowercase();
-    app.events
-        .tell(EventKind::WorkspaceChanged, &record.name, Some(status));
+    app.events.tell_of(
+        Some(record.owner.clone()),
+        EventKind::WorkspaceChanged,
+        &record.name,
+        Some(status),
+    );
     Ok(info)
 }
 
@@ -303,8 +317,12 @@ pub async fn delete(app: &Arc<App>, name: &Tag) -> Result<(), Error> {
     if let Some(tag) = record.state_tag {
         remove_state(app, tag).await?;
     }
-    app.events
-        .tell(EventKind::WorkspaceChanged, name, Some("deleted".into()));
+    app.events.tell_of(
+        Some(record.owner),
+        EventKind::WorkspaceChanged,
+        name,
+        Some("deleted".into()),
+    );
     Ok(())
 }
 

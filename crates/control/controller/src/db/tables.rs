@@ -5,26 +5,25 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{Db, DbError, SandboxRecord, WorkspaceRecord};
 
-/// What a request with an idempotency key finds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Claim {
-    /// Nobody used the key before: go on, and say how it ended.
-    New,
-    /// The same request was answered before.
-    Done(IdempotencyRecord),
-    /// The same request is being carried out, or was when the daemon died.
-    Pending,
-    /// The key was used for another request.
-    Mismatch,
-}
+use crate::clock;
+use crate::error::Error;
+use crate::http::idempotency::{Claim, Keys, Settled as IdempotencyRecord};
 
-/// The answer to an earlier request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IdempotencyRecord {
-    /// HTTP status.
-    pub status: u16,
-    /// Body.
-    pub body: String,
+impl Keys for Db {
+    type Error = Error;
+
+    async fn claim(&self, actor: String, key: String, request: String) -> Result<Claim, Error> {
+        Ok(self.claim_key(actor, key, request, clock::unix()).await?)
+    }
+
+    async fn settle(
+        &self,
+        actor: String,
+        key: String,
+        response: Option<IdempotencyRecord>,
+    ) -> Result<(), Error> {
+        Ok(self.settle_key(actor, key, response).await?)
+    }
 }
 
 impl Db {
@@ -105,7 +104,7 @@ impl Db {
     }
 
     /// Claims an idempotency key for a request.
-    pub async fn claim(
+    pub async fn claim_key(
         &self,
         actor: String,
         key: String,
@@ -141,7 +140,7 @@ impl Db {
     }
 
     /// Says how the request of a key ended; `None` gives the key free again.
-    pub async fn settle(
+    pub async fn settle_key(
         &self,
         actor: String,
         key: String,
@@ -198,7 +197,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("state.db")).unwrap();
         let claim =
-            |key: &str, request: &str| db.claim("me".into(), key.into(), request.into(), 100);
+            |key: &str, request: &str| db.claim_key("me".into(), key.into(), request.into(), 100);
         assert_eq!(claim("k", "r").await.unwrap(), Claim::New);
         assert_eq!(claim("k", "r").await.unwrap(), Claim::Pending);
         assert_eq!(claim("k", "other").await.unwrap(), Claim::Mismatch);
@@ -206,13 +205,13 @@ mod tests {
             status: 201,
             body: "[]".into(),
         };
-        db.settle("me".into(), "k".into(), Some(answer.clone()))
+        db.settle_key("me".into(), "k".into(), Some(answer.clone()))
             .await
             .unwrap();
         assert_eq!(claim("k", "r").await.unwrap(), Claim::Done(answer));
         db.expire_keys(101, false).await.unwrap();
         assert_eq!(claim("k", "r").await.unwrap(), Claim::New);
-        db.settle("me".into(), "k".into(), None).await.unwrap();
+        db.settle_key("me".into(), "k".into(), None).await.unwrap();
         assert_eq!(claim("k", "other").await.unwrap(), Claim::New);
     }
 }

@@ -8,7 +8,9 @@ mod exec;
 mod extract;
 mod files;
 mod gate;
-mod idempotency;
+pub mod idempotency;
+mod origin;
+mod owned;
 mod processes;
 mod rate;
 mod sandboxes;
@@ -17,6 +19,7 @@ mod stats;
 mod status;
 pub(crate) mod stream;
 mod terminal;
+mod tokens;
 mod workspaces;
 
 use std::sync::Arc;
@@ -25,7 +28,6 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use forkd_api::ErrorCode;
-use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -34,6 +36,9 @@ use utoipa_axum::routes;
 use crate::app::App;
 use errors::Failure;
 use gate::Gate;
+pub use gate::RequestLimits;
+use origin::Hosts;
+pub use status::health;
 
 /// What the document says about itself.
 #[derive(Debug, OpenApi)]
@@ -53,6 +58,7 @@ Every refusal is an `ErrorBody`; each route lists the codes it can be refused wi
         (name = "guest", description = "What happens inside a live machine"),
         (name = "workspaces", description = "Live machines with a name that can be put to sleep"),
         (name = "store", description = "What lies on disk"),
+        (name = "tokens", description = "Who may do what"),
     ),
     components(schemas(
         forkd_api::ErrorBody,
@@ -90,7 +96,7 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(status::version))
         .routes(routes!(status::metrics))
         .routes(routes!(snapshots::list, snapshots::create))
-        .routes(routes!(snapshots::delete))
+        .routes(routes!(snapshots::update, snapshots::delete))
         .routes(routes!(snapshots::info))
         .routes(routes!(snapshots::compact))
         .routes(routes!(snapshots::images))
@@ -124,6 +130,8 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(files::mkdir))
         .routes(routes!(files::watch))
         .routes(routes!(events::events))
+        .routes(routes!(tokens::list, tokens::create))
+        .routes(routes!(tokens::revoke))
         .routes(routes!(workspaces::list, workspaces::create))
         .routes(routes!(workspaces::get, workspaces::delete))
         .routes(routes!(workspaces::suspend))
@@ -146,11 +154,13 @@ pub fn openapi_text() -> String {
 
 /// Everything the daemon serves.
 pub fn router(app: Arc<App>) -> Router {
-    let gate = Gate {
-        slots: Arc::new(Semaphore::new(app.config.max_requests)),
-        rates: Arc::new(rate::Rates::new(app.config.requests_per_second)),
-        app: Arc::clone(&app),
-    };
+    let gate = Gate::new(
+        Arc::clone(&app.auth),
+        Arc::clone(&app.audit),
+        Hosts::new(&app.config.allowed_hosts),
+        app.config.requests,
+    );
+    let health = Arc::new(status::health(&app));
     let (router, mut document) = api().split_for_parts();
     document::complete(&mut document);
     let document = Arc::new(document.to_json().unwrap_or_default());
@@ -166,6 +176,7 @@ pub fn router(app: Arc<App>) -> Router {
             }),
         )
         .with_state(app)
+        .layer(axum::Extension(health))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
         .layer(axum::extract::DefaultBodyLimit::disable())

@@ -8,21 +8,23 @@ use forkd_api::SandboxStats;
 
 use super::errors::Answer;
 use crate::app::App;
+use crate::auth::Actor;
 use crate::process::{Usage, usage};
 
 /// What every live sandbox uses of the host.
 #[utoipa::path(get, path = "/v1/stats", tag = "sandboxes", responses(
     (status = 200, description = "One entry a sandbox, the oldest first", body = Vec<SandboxStats>)
 ))]
-pub async fn stats(State(app): State<Arc<App>>) -> Answer<Json<Vec<SandboxStats>>> {
+pub async fn stats(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Vec<SandboxStats>>> {
     let all = app
-        .blocking(|app| {
+        .blocking(move |app| {
             Ok(app
                 .sandboxes
                 .list()
                 .iter()
-                .map(|sandbox| {
-                    let info = sandbox.info();
+                .map(|sandbox| sandbox.info())
+                .filter(|info| actor.owns(Some(&info.owner)))
+                .map(|info| {
                     let used = info.pid.map_or_else(Usage::default, usage);
                     SandboxStats {
                         id: info.id,

@@ -1,32 +1,87 @@
 //! Health, version, metrics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use forkd_api::{API_VERSION, Health, Version};
+use futures::FutureExt;
 use metrics::gauge;
 
+use super::errors::Failure;
 use crate::app::App;
-use crate::error::Error;
+use crate::auth::Actor;
+use crate::error::{Error, chain};
+use crate::health::{self, Problem};
 use crate::process::usage;
+
+/// Free bytes below which the store counts as full.
+const LITTLE_SPACE: u64 = 64 << 20;
+/// How long each part may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Is the daemon well. Needs no token.
 #[utoipa::path(get, path = "/healthz", tag = "status", responses(
     (status = 200, description = "It is well", body = Health),
     (status = 503, description = "Something does not work", body = Health)
 ), security(()))]
-pub async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Health>) {
-    let problems = crate::health::problems(&app).await;
+pub async fn healthz(
+    Extension(health): Extension<Arc<health::Health>>,
+    actor: Result<Actor, Failure>,
+) -> (StatusCode, Json<Health>) {
+    let problems = health.problems().await;
     let status = if problems.is_empty() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let ok = problems.is_empty();
-    (status, Json(Health { ok, problems }))
+    // Details name files and programs of the host.
+    let detailed = actor.is_ok_and(|actor| actor.is_admin());
+    let shown = problems.iter().map(|problem| {
+        if detailed {
+            problem.to_string()
+        } else {
+            problem.summary.to_owned()
+        }
+    });
+    let body = Health {
+        ok: problems.is_empty(),
+        problems: shown.collect(),
+    };
+    (status, Json(body))
+}
+
+/// The check of the daemon's parts. It starts and changes nothing.
+pub fn health(app: &Arc<App>) -> health::Health {
+    let app = Arc::clone(app);
+    health::Health::new(move || problems(Arc::clone(&app)).boxed())
+}
+
+async fn problems(app: Arc<App>) -> Vec<Problem> {
+    let mut found = Vec::new();
+    let mut add = |summary, detail| found.push(Problem { summary, detail });
+    let ask = app
+        .db
+        .run(|c| Ok(c.query_row("SELECT 1", [], |row| row.get::<_, i64>(0))?));
+    match tokio::time::timeout(PATIENCE, ask).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => add("the state database does not work", Some(chain(&error))),
+        Err(_) => add("the state database does not answer", None),
+    }
+    match tokio::time::timeout(PATIENCE, app.launcher.peek()).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => add("forkd-spawn does not work", Some(chain(&error))),
+        Err(_) => add("forkd-spawn does not answer", None),
+    }
+    if let Ok(fs) = rustix::fs::statvfs(app.store.layout().root())
+        && fs.f_bavail.saturating_mul(fs.f_frsize) < LITTLE_SPACE
+    {
+        add("the store's file system is full", None);
+    }
+    found
 }
 
 /// Which version.

@@ -107,6 +107,11 @@ impl Sandbox {
         self.live().record.clone()
     }
 
+    /// Who owns it.
+    pub fn owner(&self) -> String {
+        self.live().record.owner.clone()
+    }
+
     /// Changes what is stored about it; the caller writes it down.
     pub fn update(&self, change: impl FnOnce(&mut SandboxRecord)) -> SandboxRecord {
         let mut live = self.live();
@@ -148,6 +153,7 @@ impl Sandbox {
             hostname: record.hostname.clone(),
             workspace: record.workspace.clone(),
             labels: record.labels.clone(),
+            owner: record.owner.clone(),
         }
     }
 

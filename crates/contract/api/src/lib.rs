@@ -16,13 +16,14 @@ pub mod routes;
 mod sandboxes;
 mod snapshots;
 mod status;
+mod tokens;
 mod workspaces;
 
 pub use branch::{BranchMode, BranchRequest};
 pub use checkpoints::{
     CheckpointInfo, CheckpointRequest, ForkRequest, RollbackInfo, RollbackRequest,
 };
-pub use error::{ErrorBody, ErrorCode};
+pub use error::{ErrorBody, ErrorCode, Refusal};
 pub use events::{EventInfo, EventKind};
 pub use exec::{
     EvalRequest, EvalResponse, ExecFrame, ExecRequest, ExecResponse, PingResponse, ProcessInfo,
@@ -33,9 +34,10 @@ pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequ
 pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
 pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,
-    StoreUsage,
+    StoreUsage, UpdateSnapshot,
 };
 pub use status::{Health, ImageInfo, Version};
+pub use tokens::{CreateToken, CreatedToken, Role, TokenInfo, UnknownRole};
 pub use workspaces::{CreateWorkspace, SuspendRequest, WorkspaceInfo, WorkspaceStatus};
 
 /// The value of `api` in [`Version`].

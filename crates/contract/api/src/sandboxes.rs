@@ -157,6 +157,9 @@ pub struct SandboxInfo {
     /// Labels *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Who owns it *(extension)*.
+    #[serde(default)]
+    pub owner: String,
 }
 
 /// What a live sandbox uses of the host: an entry of `GET /v1/stats` *(extension)*.

@@ -8,7 +8,9 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
 use forkd_edge::activation;
-use forkd_edge::config::{AuditLimits, ConnectionLimits, EdgeConfig, ListenAddr, TlsFiles};
+use forkd_edge::config::{
+    AuditLimits, ConnectionLimits, EdgeConfig, ListenAddr, RequestLimits, TlsFiles,
+};
 use forkd_edge::telemetry::Collector;
 use forkd_sandboxes::config::Config;
 
@@ -96,9 +98,17 @@ pub struct ServeArgs {
     /// Rotated audit logs that are kept
     #[arg(long, env = "FORKD_AUDIT_KEEP", default_value_t = 4, value_name = "N")]
     audit_keep: u32,
-    /// Bearer tokens: one a line, or name=token, or name=b3:DIGEST
+    /// Bearer tokens of administrators: one a line, or name=token, or name=b3:DIGEST
     #[arg(long, env = "FORKD_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Host names, besides localhost and loopback addresses, under which clients without a token may address the daemon
+    #[arg(
+        long,
+        env = "FORKD_ALLOW_HOST",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    allow_host: Vec<String>,
     /// TLS certificate chain (PEM)
     #[arg(long, env = "FORKD_TLS_CERT", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
@@ -140,7 +150,7 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     max_sandboxes: usize,
-    /// Sandboxes one token may have [default: as many as there may be]
+    /// Sandboxes one owner may have [default: as many as there may be]
     #[arg(long, env = "FORKD_MAX_SANDBOXES_PER_TOKEN", value_name = "N")]
     max_sandboxes_per_token: Option<usize>,
     /// TCP connections per listening address
@@ -162,7 +172,10 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     max_requests: usize,
-    /// Requests each token may make in a second; 0 for no limit
+    /// Requests of one owner that may be under way at once [default: half of --max-requests]
+    #[arg(long, env = "FORKD_MAX_REQUESTS_PER_OWNER", value_name = "N")]
+    max_requests_per_owner: Option<usize>,
+    /// Requests each owner may make in a second; 0 for no limit
     #[arg(
         long,
         env = "FORKD_REQUESTS_PER_SECOND",
@@ -262,6 +275,9 @@ impl ServeArgs {
                 "--branch-concurrency, --max-builds, --max-sandboxes and --max-requests must be at least 1"
             );
         }
+        if self.max_requests_per_owner == Some(0) {
+            bail!("--max-requests-per-owner must be at least 1");
+        }
         if self.max_connections == 0 || self.max_connections_per_peer == Some(0) {
             bail!("--max-connections and --max-connections-per-peer must be at least 1");
         }
@@ -287,8 +303,14 @@ impl ServeArgs {
                     .unwrap_or(self.max_connections.div_ceil(4)),
                 ..ConnectionLimits::default()
             },
-            max_requests: self.max_requests,
-            requests_per_second: self.requests_per_second,
+            requests: RequestLimits {
+                total: self.max_requests,
+                per_owner: self
+                    .max_requests_per_owner
+                    .unwrap_or(self.max_requests.div_ceil(2)),
+                per_second: self.requests_per_second,
+            },
+            allowed_hosts: self.allow_host.clone(),
         };
         let sandboxes = Config {
             run_dir: self.run_dir()?,

@@ -2,5 +2,5 @@
 //! together, and runs them until it is told to stop.
 
 pub mod args;
+pub mod program;
 pub mod serve;
-mod watchdog;

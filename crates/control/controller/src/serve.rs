@@ -10,19 +10,21 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Interval;
 
+use axum::Router;
 use forkd_edge::activation;
-use forkd_edge::config::TlsFiles;
+use forkd_edge::config::{EdgeConfig, TlsFiles};
 use forkd_edge::gate::Gate;
 use forkd_edge::listen::{self, Server, Tls};
 use forkd_edge::metrics;
+use forkd_edge::tokens::Tokens;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::{Error, chain};
+use forkd_sandboxes::health;
 use forkd_sandboxes::ops::workspaces;
 use forkd_sandboxes::sandbox::adopt::adopt;
 
 use crate::args::Settings;
-use crate::watchdog;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
@@ -35,6 +37,31 @@ const COLLECT: Duration = Duration::from_secs(5);
 const AUDIT_SWEEP: Duration = Duration::from_secs(15);
 /// Sweeps after which the head of the audit log goes to the daemon's own log: an hour.
 const SWEEPS_PER_ANCHOR: u32 = 240;
+
+/// The planes behind the gate.
+pub struct Front {
+    /// The gate before every route.
+    pub gate: Gate,
+    /// The tokens that were made through the API.
+    pub tokens: Arc<Tokens>,
+    /// Every route.
+    pub router: Router,
+}
+
+impl Front {
+    /// Reads the tokens and puts the gate before the planes.
+    pub fn open(app: &Arc<App>, edge: &EdgeConfig) -> anyhow::Result<Self> {
+        let gate = Gate::open(edge)?;
+        let tokens = Tokens::open(&app.db, &gate.auth).context("the tokens cannot be read")?;
+        let tokens = Arc::new(tokens);
+        let plane = forkd_planes::rest::router(Arc::clone(app), Arc::clone(&tokens));
+        Ok(Self {
+            router: gate.guard(plane),
+            gate,
+            tokens,
+        })
+    }
+}
 
 /// Runs the daemon until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
@@ -57,7 +84,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         bound.push(listen::bind(address).await?);
     }
     let (app, endings) = App::open(sandboxes)?;
-    let gate = Gate::open(&edge)?;
+    let Front { gate, router, .. } = Front::open(&app, &edge)?;
     tokio::spawn(watch_endings(Arc::clone(&app), endings));
     let found = adopt(&app)
         .await
@@ -70,15 +97,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     );
     workspaces::end_suspended(&app).await?;
     app.sweep_touched();
+    app.owners
+        .keep_only(|tag| app.store.contains(tag))
+        .await
+        .context("the owners of snapshots cannot be read")?;
     app.db
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
         .await?;
-    let server = Server::new(
-        gate.guard(forkd_planes::rest::router(Arc::clone(&app))),
-        tls.clone(),
-        edge.connections,
-        app.stopping.clone(),
-    );
+    let server = Server::new(router, tls.clone(), edge.connections, app.stopping.clone());
     let accepting: Vec<_> = bound
         .into_iter()
         .map(|bound| tokio::spawn(server.clone().accept(bound)))
@@ -89,7 +115,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tokio::spawn(metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
-    tokio::spawn(watchdog::keep_watchdog_quiet(Arc::clone(&app)));
+    tokio::spawn(activation::keep_watchdog_quiet(
+        health::of_daemon(&app),
+        app.stopping.clone(),
+    ));
     tokio::spawn(keep_audit(Arc::clone(&app), gate.clone()));
     signals
         .until_told(&gate, tls.as_ref().zip(edge.tls.as_ref()))
@@ -182,10 +211,14 @@ async fn watch_endings(app: Arc<App>, mut connections: mpsc::UnboundedReceiver<E
         while let Some(ended) = endings.next().await {
             tracing::debug!(sandbox = %ended.id, pid = ended.pid, how = ?ended.how, "a VMM ended");
         }
+        app.launcher.disconnected();
         if !app.stopping.is_cancelled() {
             tracing::error!("forkd-spawn is gone");
+            // No request has to wait for the next one, and no check of the health starts it.
+            if let Err(error) = app.launcher.status().await {
+                tracing::error!(error = chain(&error), "forkd-spawn cannot be started");
+            }
         }
-        app.launcher.disconnected();
     }
 }
 

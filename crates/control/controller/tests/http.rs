@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, RwLock};
 
+use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use forkd_api::{ErrorCode, routes};
+use forkd_controller::serve::Front;
 use forkd_edge::config::{EdgeConfig, ListenAddr, TlsFiles};
-use forkd_edge::gate::Gate;
 use forkd_edge::listen::{self, Bound, Limits, Server};
-use forkd_planes::rest::{openapi, openapi_text, router};
+use forkd_planes::rest::{openapi, openapi_text};
 use forkd_rest_client::Client;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::config::Config;
@@ -19,7 +20,7 @@ use tower::ServiceExt;
 struct Daemon {
     app: Arc<App>,
     edge: EdgeConfig,
-    gate: Gate,
+    router: Router,
     _dir: tempfile::TempDir,
 }
 
@@ -38,11 +39,11 @@ impl Daemon {
             ..EdgeConfig::closed()
         };
         let (app, _endings) = App::open(Config::below(root)).unwrap();
-        let gate = Gate::open(&edge).unwrap();
+        let front = Front::open(&app, &edge).unwrap();
         Self {
             app,
             edge,
-            gate,
+            router: front.router,
             _dir: dir,
         }
     }
@@ -51,8 +52,8 @@ impl Daemon {
         self.router().oneshot(request).await.unwrap()
     }
 
-    fn router(&self) -> axum::Router {
-        self.gate.guard(router(Arc::clone(&self.app)))
+    fn router(&self) -> Router {
+        self.router.clone()
     }
 
     /// Status and body of a request with a JSON body, or none.
@@ -299,22 +300,22 @@ async fn every_error_is_json_with_a_code() {
             "POST",
             "/v1/sandboxes/sb-1/branch",
             Some(json!({"tag": "../x"})),
-            400,
-            "invalid_name",
+            404,
+            "sandbox_not_found",
         ),
         (
             "POST",
             "/v1/sandboxes/sb-1/branch",
             Some(json!({"mode": "odd"})),
-            422,
-            "invalid_request",
+            404,
+            "sandbox_not_found",
         ),
         (
             "GET",
             "/v1/sandboxes/sb-1/files",
             None,
-            400,
-            "invalid_request",
+            404,
+            "sandbox_not_found",
         ),
         (
             "GET",
@@ -421,7 +422,8 @@ async fn a_token_opens_everything_and_health_needs_none() {
     // There is no forkd-spawn here, and it says so; but it answers without a token.
     assert_eq!(health.status(), StatusCode::SERVICE_UNAVAILABLE);
     let text = std::fs::read_to_string(daemon.edge.audit_log.as_ref().unwrap()).unwrap();
-    assert_eq!(forkd_edge::audit::verify(&text), Ok(10));
+    // Ten refusals of one address are written, two are counted.
+    assert_eq!(forkd_edge::audit::verify(&text), Ok(11));
     assert!(text.contains("\"actor\":\"alice\"") && !text.contains("correct-horse"));
 }
 

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
+use forkd_controller::serve::Front;
 use forkd_edge::config::EdgeConfig;
-use forkd_edge::gate::Gate;
 use forkd_edge::metrics;
-use forkd_planes::rest::router;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::config::Config;
 use tower::ServiceExt;
@@ -26,9 +25,7 @@ async fn made_up_methods_add_no_series() {
     metrics::install();
     let dir = tempfile::tempdir().unwrap();
     let (app, _endings) = App::open(Config::below(dir.path())).unwrap();
-    let router = Gate::open(&EdgeConfig::closed())
-        .unwrap()
-        .guard(router(app));
+    let router = Front::open(&app, &EdgeConfig::closed()).unwrap().router;
     let send = async |method: String| {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
         let request = Request::builder()

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
+use forkd_controller::serve::Front;
 use forkd_edge::config::EdgeConfig;
-use forkd_edge::gate::Gate;
-use forkd_planes::rest::{openapi, router};
+use forkd_planes::rest::openapi;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::config::Config;
 use serde_json::Value;
@@ -154,12 +154,8 @@ fn operation<'a>(document: &'a Value, method: &str, path: &str) -> Option<&'a Va
 async fn line(app: &Arc<App>, document: &Value, name: &str, request: Request<Body>) -> String {
     let method = request.method().clone();
     let path = request.uri().to_string();
-    let gate = Gate::open(&EdgeConfig::closed()).unwrap();
-    let response = gate
-        .guard(router(Arc::clone(app)))
-        .oneshot(request)
-        .await
-        .unwrap();
+    let front = Front::open(app, &EdgeConfig::closed()).unwrap();
+    let response = front.router.oneshot(request).await.unwrap();
     let status = response.status();
     let documented = operation(document, method.as_str(), &path)
         .map(|operation| &operation["responses"][status.as_str()]["description"]);

@@ -1,4 +1,4 @@
-//! Sockets that systemd opened.
+//! Sockets that systemd opened, and its watchdog.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -6,14 +6,17 @@ use anyhow::{Context, bail};
 use rustix::net::{AddressFamily, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-use crate::listen::Bound;
+use tokio_util::sync::CancellationToken;
 
-/// How many sockets were handed over.
+use crate::listen::Bound;
+use forkd_sandboxes::health::Health;
+
+/// How many sockets systemd handed over.
 pub fn count() -> usize {
     sd_notify::listen_fds().map_or(0, |fds| fds.len())
 }
 
-/// The sockets that were handed over. One that other machines reach needs a token.
+/// The sockets that systemd handed over. A socket that other machines can reach is refused without a token.
 pub fn sockets(has_token: bool) -> anyhow::Result<Vec<Bound>> {
     let fds = sd_notify::listen_fds().context("the sockets of systemd cannot be used")?;
     fds.map(|fd| {
@@ -22,8 +25,7 @@ pub fn sockets(has_token: bool) -> anyhow::Result<Vec<Bound>> {
     .collect()
 }
 
-/// A descriptor of our own for one that is only a number. Asking the kernel for a copy is safe where claiming the
-/// number is not.
+/// An owned copy of a descriptor that is known by its number. Claiming the number itself would need `unsafe`.
 fn own(fd: RawFd) -> anyhow::Result<OwnedFd> {
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     Ok(pidfd_getfd(&this, fd, PidfdGetfdFlags::empty())?)
@@ -44,6 +46,27 @@ fn bound(socket: OwnedFd, has_token: bool) -> anyhow::Result<Bound> {
     }
     listener.set_nonblocking(true)?;
     Ok(Bound::Tcp(tokio::net::TcpListener::from_std(listener)?))
+}
+
+/// Tells systemd's watchdog that the daemon is well. systemd restarts a daemon that is not; sandboxes outlive that.
+pub async fn keep_watchdog_quiet(health: Health, stop: CancellationToken) {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return;
+    };
+    let mut ticks = tokio::time::interval(limit / 3);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        let problems = health.problems().await;
+        if problems.is_empty() {
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        }
+        for problem in problems.iter() {
+            tracing::error!(%problem, "not well");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,54 +1,130 @@
-//! Who may use the daemon.
+//! Who makes a request, and what the request may do.
+//!
+//! An [`Actor`] has a name (for the log), an owner (what it makes belongs to) and a [`Role`]. Sources of actors:
+//!
+//! | source | role | owner |
+//! |---|---|---|
+//! | Unix socket, root or the daemon's user | admin | `uid:N` |
+//! | token file | admin | name of the line, `token` for a bare one |
+//! | token made through the API | as given | as given |
+//! | no token at all exists, loopback or Unix socket | admin | `anonymous` |
+//!
+//! A token is asked for as soon as one exists, and stays asked for when the last one was revoked: a door never opens by
+//! itself. Only digests of tokens are kept. Tokens have at least 128 bits of entropy or are the operator's own choice, so a
+//! plain hash suffices; it is compared in constant time with every token.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::{Context, bail};
+use forkd_api::Role;
 use subtle::ConstantTimeEq;
 
-/// The shortest token that is accepted.
+/// The shortest token of a token file.
 const MIN_TOKEN: usize = 16;
-/// What people leave in example files.
+/// Words that people leave in example files.
 const PLACEHOLDERS: [&str; 2] = ["REPLACE_ME", "CHANGE_ME"];
-/// A token that is written as its digest begins so.
+/// Prefix of a line in the token file that holds a digest.
 const HASHED: &str = "b3:";
+/// Prefix of tokens that the daemon makes: secret scanners find them by it.
+const PREFIX: &str = "forkd_";
+/// The owner of everything that was made while the daemon had no tokens.
+const ANONYMOUS: &str = "anonymous";
+/// The name and owner of a bare line in the token file.
+const BARE: &str = "token";
 
 /// Who makes a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Actor(pub String);
+pub struct Actor {
+    /// The name of the token or of the local user.
+    pub name: String,
+    /// Who owns what the request makes.
+    pub owner: String,
+    /// What the request may do.
+    pub role: Role,
+}
 
 impl Actor {
-    /// Somebody on this host, when no token is asked for.
+    /// A client of a daemon without tokens.
     pub fn anonymous() -> Self {
-        Self("anonymous".to_owned())
+        Self::admin(ANONYMOUS)
+    }
+
+    /// An administrator whose name and owner are the same.
+    pub fn admin(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            owner: name.to_owned(),
+            role: Role::Admin,
+        }
+    }
+
+    /// Whether the actor may do everything.
+    pub fn is_admin(&self) -> bool {
+        self.role == Role::Admin
+    }
+
+    /// Whether something of this owner is the actor's to see and, within the role, to change. Things without an owner are
+    /// the administrators'.
+    pub fn owns(&self, owner: Option<&str>) -> bool {
+        self.is_admin() || owner == Some(&self.owner)
     }
 }
 
 impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.name)
     }
 }
 
-/// Why a request is not let in.
+/// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Denied {
     /// It carries no token.
     Missing,
-    /// It carries one that is not known.
+    /// It carries an unknown token.
     Invalid,
 }
 
-struct Token {
-    name: String,
-    hash: [u8; 32],
+pub use forkd_sandboxes::state::TokenHash;
+
+/// The digest under which a token is kept.
+pub fn hash(token: &str) -> TokenHash {
+    *blake3::hash(token.as_bytes()).as_bytes()
 }
 
-/// The tokens that are let in. Only their digests are kept.
+/// A new token: 256 random bits.
+pub fn new_token() -> String {
+    format!("{PREFIX}{}", hex::encode(rand::random::<[u8; 32]>()))
+}
+
+/// Whether a text can name a token or an owner. Names that the daemon gives itself cannot be chosen, or their bearer would
+/// own what was made before tokens existed.
+pub fn is_free_name(text: &str) -> bool {
+    is_name(text) && text != ANONYMOUS && text != BARE
+}
+
+/// A known token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Whose requests carry it.
+    pub actor: Actor,
+    /// Its digest.
+    pub hash: TokenHash,
+}
+
+/// The known tokens.
 pub struct Auth {
     file: Option<PathBuf>,
-    tokens: RwLock<Option<Vec<Token>>>,
+    tokens: RwLock<Tokens>,
+}
+
+#[derive(Default)]
+struct Tokens {
+    of_file: Vec<Token>,
+    issued: Vec<Token>,
+    required: bool,
 }
 
 impl fmt::Debug for Auth {
@@ -62,51 +138,73 @@ impl fmt::Debug for Auth {
 impl Auth {
     /// Reads the file: one token a line, or `name=token`, or `name=b3:<digest>`; `#` begins a comment.
     pub fn load(file: Option<&Path>) -> anyhow::Result<Self> {
-        let tokens = file.map(read).transpose()?;
+        let of_file = file.map(read).transpose()?;
         Ok(Self {
             file: file.map(Path::to_owned),
-            tokens: RwLock::new(tokens),
+            tokens: RwLock::new(Tokens {
+                required: of_file.is_some(),
+                of_file: of_file.unwrap_or_default(),
+                issued: Vec::new(),
+            }),
         })
     }
 
     /// Reads the file again; on an error the old tokens stay.
     pub fn reload(&self) -> anyhow::Result<()> {
         if let Some(file) = &self.file {
-            let tokens = read(file)?;
-            *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
+            let of_file = read(file)?;
+            self.change(|tokens| tokens.of_file = of_file);
         }
         Ok(())
     }
 
-    /// A token is asked for.
+    /// Sets the tokens that were made through the API; with `required` a token is asked for although none may be left.
+    pub fn set_issued(&self, issued: Vec<Token>, required: bool) {
+        self.change(|tokens| {
+            tokens.required |= required || !issued.is_empty();
+            tokens.issued = issued;
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Tokens)) {
+        change(&mut self.tokens.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn tokens(&self) -> RwLockReadGuard<'_, Tokens> {
+        self.tokens.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a token is asked for.
     pub fn is_required(&self) -> bool {
-        self.tokens
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some()
+        self.tokens().required
+    }
+
+    /// Whether the token file names administrators.
+    pub fn has_file(&self) -> bool {
+        self.file.is_some()
     }
 
     /// Who sends this `Authorization` header.
     pub fn check(&self, header: Option<&str>) -> Result<Actor, Denied> {
-        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(tokens) = tokens.as_ref() else {
+        let tokens = self.tokens();
+        if !tokens.required {
             return Ok(Actor::anonymous());
-        };
+        }
         let given = header
             .and_then(|header| header.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| token.trim())
             .ok_or(Denied::Missing)?;
-        let hash = blake3::hash(given.as_bytes());
-        // Every token is compared, so that the time says nothing about which one came close.
+        let hash = hash(given);
+        // Every token is compared, so that the time does not depend on which one matches.
         let mut found = None;
-        for token in tokens {
-            if bool::from(token.hash.ct_eq(hash.as_bytes())) {
+        for token in tokens.of_file.iter().chain(&tokens.issued) {
+            if bool::from(token.hash.ct_eq(&hash)) {
                 found = Some(token);
             }
         }
         found
-            .map(|token| Actor(token.name.clone()))
+            .map(|token| token.actor.clone())
             .ok_or(Denied::Invalid)
     }
 }
@@ -122,7 +220,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<Token>> {
         }
         let (name, secret) = match line.split_once('=') {
             Some((name, secret)) if is_name(name.trim()) => (name.trim(), secret.trim()),
-            _ => ("token", line),
+            _ => (BARE, line),
         };
         let token = parse(name, secret)
             .with_context(|| format!("{}, line {}", file.display(), number + 1))?;
@@ -161,11 +259,11 @@ fn parse(name: &str, secret: &str) -> anyhow::Result<Token> {
                     secret.len()
                 );
             }
-            *blake3::hash(secret.as_bytes()).as_bytes()
+            hash(secret)
         }
     };
     Ok(Token {
-        name: name.to_owned(),
+        actor: Actor::admin(name),
         hash,
     })
 }
@@ -182,16 +280,22 @@ mod tests {
     }
 
     #[test]
-    fn tokens_by_name_plain_and_hashed() {
+    fn tokens_of_the_file_are_administrators_by_name_plain_and_hashed() {
         let digest = blake3::hash(b"another-long-secret").to_hex();
         let auth = auth(&format!(
             "# people\nalice=a-long-enough-secret\n\nbob=b3:{digest}\njust-a-token-on-a-line\n"
         ))
         .unwrap();
-        let who = |header: &str| auth.check(Some(header)).map(|actor| actor.0);
-        assert_eq!(who("Bearer a-long-enough-secret"), Ok("alice".into()));
-        assert_eq!(who("bearer another-long-secret"), Ok("bob".into()));
-        assert_eq!(who("Bearer just-a-token-on-a-line"), Ok("token".into()));
+        let who = |header: &str| auth.check(Some(header));
+        assert_eq!(
+            who("Bearer a-long-enough-secret"),
+            Ok(Actor::admin("alice"))
+        );
+        assert_eq!(who("bearer another-long-secret"), Ok(Actor::admin("bob")));
+        assert_eq!(
+            who("Bearer just-a-token-on-a-line"),
+            Ok(Actor::admin("token"))
+        );
         assert_eq!(who("Bearer a-long-enough-secreT"), Err(Denied::Invalid));
         assert_eq!(who("Basic abc"), Err(Denied::Missing));
         assert_eq!(auth.check(None), Err(Denied::Missing));
@@ -211,9 +315,41 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_everybody_is_let_in() {
+    fn the_first_token_closes_the_door_and_the_last_revoked_one_does_not_open_it() {
         let auth = Auth::load(None).unwrap();
         assert_eq!(auth.check(None), Ok(Actor::anonymous()));
         assert!(!auth.is_required());
+        let secret = new_token();
+        let actor = Actor {
+            name: "ci".into(),
+            owner: "team".into(),
+            role: Role::Use,
+        };
+        let token = Token {
+            actor: actor.clone(),
+            hash: hash(&secret),
+        };
+        auth.set_issued(vec![token], false);
+        assert_eq!(auth.check(None), Err(Denied::Missing));
+        assert_eq!(auth.check(Some(&format!("Bearer {secret}"))), Ok(actor));
+        auth.set_issued(Vec::new(), false);
+        assert_eq!(
+            auth.check(Some(&format!("Bearer {secret}"))),
+            Err(Denied::Invalid)
+        );
+        let restarted = Auth::load(None).unwrap();
+        restarted.set_issued(Vec::new(), true);
+        assert_eq!(restarted.check(None), Err(Denied::Missing));
+    }
+
+    #[test]
+    fn an_owner_owns_its_own_and_an_administrator_everything() {
+        let user = Actor {
+            role: Role::Use,
+            ..Actor::admin("a")
+        };
+        assert!(user.owns(Some("a")) && !user.owns(Some("b")) && !user.owns(None));
+        assert!(Actor::admin("a").owns(Some("b")) && Actor::admin("a").owns(None));
+        assert!(is_free_name("team-1") && !is_free_name("anonymous") && !is_free_name("uid:0"));
     }
 }

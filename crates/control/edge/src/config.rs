@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 pub use crate::audit::Limits as AuditLimits;
+pub use crate::gate::RequestLimits;
 pub use crate::listen::{Limits as ConnectionLimits, ListenAddr, TlsFiles};
 
 /// How the front door is set up.
@@ -20,10 +21,10 @@ pub struct EdgeConfig {
     pub tls: Option<TlsFiles>,
     /// Limits on connections.
     pub connections: ConnectionLimits,
-    /// Requests that may be under way at once.
-    pub max_requests: usize,
-    /// Requests one actor may make in a second; 0 is no limit.
-    pub requests_per_second: u32,
+    /// Limits on requests.
+    pub requests: RequestLimits,
+    /// Host names besides those of the loopback under which clients without a token may address the daemon.
+    pub allowed_hosts: Vec<String>,
 }
 
 impl EdgeConfig {
@@ -36,8 +37,12 @@ impl EdgeConfig {
             token_file: None,
             tls: None,
             connections: ConnectionLimits::default(),
-            max_requests: 16,
-            requests_per_second: 0,
+            requests: RequestLimits {
+                total: 16,
+                per_owner: 16,
+                per_second: 0,
+            },
+            allowed_hosts: Vec::new(),
         }
     }
 }

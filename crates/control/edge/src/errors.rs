@@ -1,11 +1,9 @@
-//! Errors as answers. The only place that knows which code is which status.
+//! Errors as HTTP responses. The mapping from codes to status is here and nowhere else.
 
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use forkd_api::{ErrorBody, ErrorCode};
-
-use forkd_sandboxes::error::Error;
+use forkd_api::{ErrorBody, ErrorCode, Refusal};
 
 tokio::task_local! {
     /// The id of the request that is being served.
@@ -24,6 +22,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         | C::SnapshotNotFound
         | C::WorkspaceNotFound
         | C::ImageNotFound
+        | C::TokenNotFound
         | C::CheckpointNotFound
         | C::ProcessNotFound
         | C::FileNotFound => StatusCode::NOT_FOUND,
@@ -56,7 +55,7 @@ pub struct Failure {
     body: ErrorBody,
 }
 
-/// What handlers return.
+/// The result of a handler.
 pub type Answer<T> = Result<T, Failure>;
 
 impl Failure {
@@ -80,7 +79,7 @@ impl Failure {
         self
     }
 
-    /// What to do about it.
+    /// With advice.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.body.hint = Some(hint.into());
@@ -93,17 +92,13 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        let code = error.code();
+impl<E: Refusal> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let (code, message) = (error.code(), error.message());
         if matches!(code, ErrorCode::Internal | ErrorCode::LaunchFailed) {
-            tracing::error!(
-                code = code.as_str(),
-                error = error.chain(),
-                "request failed"
-            );
+            tracing::error!(code = code.as_str(), error = message, "request failed");
         }
-        let mut failure = Self::new(code, error.chain());
+        let mut failure = Self::new(code, message);
         failure.body.hint = error.hint();
         failure
     }

@@ -1,18 +1,30 @@
-//! Parts of requests, parsed; what does not parse is answered as JSON.
+//! Parsed parts of requests. Every rejection is a [`Failure`], so clients get JSON.
 
-use axum::body::Bytes;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body as RawBody, BodyDataStream, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
 use forkd_api::ErrorCode;
 use forkd_types::{SandboxId, Tag};
+use futures::StreamExt;
 use serde::de::DeserializeOwned;
 
 use crate::auth::Actor;
 use crate::errors::Failure;
+use crate::listen::ConnectionSlot;
+use crate::origin::{content_type, is_json, not_json};
+use crate::rate::Slot;
 
 /// The largest JSON body.
 pub const MAX_BODY: usize = 2 << 20;
+/// How long a JSON body may take to arrive.
+const BODY_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a streamed body may pause between two chunks.
+const CHUNK_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A JSON body. An empty one is `{}`: clients send none where every field has a default.
 #[derive(Debug)]
@@ -22,21 +34,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        let kind = request
-            .headers()
-            .get(header::CONTENT_TYPE)
-            .map(|value| value.to_str().unwrap_or_default().to_ascii_lowercase());
+        let kind = content_type(request.headers());
         let bytes = read(request, MAX_BODY).await?;
         let json = kind.as_deref().is_some_and(is_json);
         if !json && (kind.is_some() || !bytes.is_empty()) {
-            return Err(Failure::new(
-                ErrorCode::UnsupportedMediaType,
-                match kind {
-                    Some(kind) => format!("the body is {kind:?}, not JSON"),
-                    None => "the request does not say what its body is".to_owned(),
-                },
-            )
-            .with_hint("send the header Content-Type: application/json"));
+            return Err(not_json(kind.as_deref()));
         }
         let bytes = if bytes.is_empty() {
             Bytes::from_static(b"{}")
@@ -57,14 +59,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-fn is_json(kind: &str) -> bool {
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    kind == "application/json" || kind.ends_with("+json")
-}
-
 async fn read(request: Request, limit: usize) -> Result<Bytes, Failure> {
-    axum::body::to_bytes(request.into_body(), limit)
+    let reading = axum::body::to_bytes(request.into_body(), limit);
+    tokio::time::timeout(BODY_DEADLINE, reading)
         .await
+        .map_err(|_| too_slow(BODY_DEADLINE))?
         .map_err(|error| {
             let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
             while let Some(cause) = source {
@@ -81,6 +80,64 @@ async fn read(request: Request, limit: usize) -> Result<Bytes, Failure> {
                 "the body could not be read to its end",
             )
         })
+}
+
+fn too_slow(limit: Duration) -> Failure {
+    Failure::new(
+        ErrorCode::InvalidRequest,
+        format!("the body did not arrive within {} s", limit.as_secs()),
+    )
+    .with_status(StatusCode::REQUEST_TIMEOUT)
+}
+
+/// A body of any length, chunk by chunk. A client that stops sending is given up.
+#[derive(Debug)]
+pub struct Chunks(BodyDataStream);
+
+impl Chunks {
+    /// The next chunk; none at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        match tokio::time::timeout(CHUNK_DEADLINE, self.0.next()).await {
+            Err(_) => Err(too_slow(CHUNK_DEADLINE)),
+            Ok(None) => Ok(None),
+            Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
+            Ok(Some(Err(_))) => Err(Failure::new(
+                ErrorCode::InvalidRequest,
+                "the body could not be read to its end",
+            )),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Chunks {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(RawBody::into_data_stream(request.into_body())))
+    }
+}
+
+/// The slots of a request. The gate holds them until the end of the response; a handler that goes on after that, such as a
+/// WebSocket, keeps a clone.
+#[derive(Debug, Clone, Default)]
+pub struct Held {
+    _slots: Arc<(Vec<Slot>, Option<ConnectionSlot>)>,
+}
+
+impl Held {
+    pub(super) fn new(slots: Vec<Slot>, connection: Option<ConnectionSlot>) -> Self {
+        Self {
+            _slots: Arc::new((slots, connection)),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Held {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned().unwrap_or_default())
+    }
 }
 
 /// A tag in the path.
@@ -102,7 +159,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathTag {
     }
 }
 
-/// A sandbox id in the path. What is no id names no sandbox.
+/// A sandbox id in the path. A text that is no id names no sandbox.
 #[derive(Debug)]
 pub struct PathId(pub SandboxId);
 
@@ -157,15 +214,15 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     }
 }
 
-/// Who makes the request; the gate puts it there.
+/// Who makes the request. The gate identified the actor; a request that did not pass the gate has none.
 impl<S: Send + Sync> FromRequestParts<S> for Actor {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
-        Ok(parts
+        parts
             .extensions
             .get::<Self>()
             .cloned()
-            .unwrap_or_else(Self::anonymous))
+            .ok_or_else(|| Failure::new(ErrorCode::MissingToken, "missing bearer token"))
     }
 }

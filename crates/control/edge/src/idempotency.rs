@@ -1,6 +1,7 @@
-//! Requests that are carried out once, however often they are sent.
-
-use std::sync::Arc;
+//! Requests with an `Idempotency-Key`: executed at most once, however often they are sent.
+//!
+//! The key belongs to the actor. The first request claims it, executes and settles it with the response; a repeated one gets
+//! that response. The work runs in a task of its own to its end, also if the client goes away.
 
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -9,11 +10,9 @@ use serde::Serialize;
 
 use crate::auth::Actor;
 use crate::errors::{Answer, Failure};
-use forkd_sandboxes::app::App;
-use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
-use forkd_sandboxes::state::{Claim, Db, IdempotencyRecord};
-use forkd_sandboxes::trace;
+use forkd_sandboxes::state::{Claim, Db, IdempotencyRecord as Settled};
+use forkd_sandboxes::{clock, trace};
 
 /// The header that names the request.
 const HEADER: &str = "idempotency-key";
@@ -22,10 +21,48 @@ const MAX_KEY: usize = 128;
 
 type Made = Result<(StatusCode, serde_json::Result<serde_json::Value>), Failure>;
 
-/// Carries `work` out unless a request with the same key was answered before; then gives that answer. It is carried out
-/// to its end, and the key settled, also if the client goes away.
+/// Where keys are kept.
+pub trait Keys: Clone + Send + Sync + 'static {
+    /// Why the store of keys failed.
+    type Error: Into<Failure> + Send;
+
+    /// Claims a key for a request, which is known by its fingerprint.
+    fn claim(
+        &self,
+        actor: String,
+        key: String,
+        fingerprint: String,
+    ) -> impl Future<Output = Result<Claim, Self::Error>> + Send;
+
+    /// Keeps the response of a claimed key; without one the key is free again.
+    fn settle(
+        &self,
+        actor: String,
+        key: String,
+        response: Option<Settled>,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
+}
+
+impl Keys for Db {
+    type Error = Error;
+
+    async fn claim(&self, actor: String, key: String, request: String) -> Result<Claim, Error> {
+        Ok(self.claim_key(actor, key, request, clock::unix()).await?)
+    }
+
+    async fn settle(
+        &self,
+        actor: String,
+        key: String,
+        response: Option<Settled>,
+    ) -> Result<(), Error> {
+        Ok(self.settle_key(actor, key, response).await?)
+    }
+}
+
+/// Executes `work`, or returns the response of an earlier request with the same key.
 pub async fn once(
-    app: &Arc<App>,
+    keys: &impl Keys,
     actor: &Actor,
     headers: &HeaderMap,
     what: &str,
@@ -47,41 +84,44 @@ pub async fn once(
             )
         })?;
     let keyed = Keyed {
-        db: app.db.clone(),
-        actor: actor.0.clone(),
+        keys: keys.clone(),
+        // Tokens of two owners may have one name over time.
+        actor: format!("{}/{}", actor.owner, actor.name),
         key: key.to_owned(),
         fingerprint: fingerprint(what, request),
     };
     detached(keyed.once(work)).await
 }
 
-/// In a task of its own: whoever waits for it may stop waiting.
+/// Runs in a task of its own, so that a caller that stops waiting does not cancel the work.
 async fn detached<T: Send + 'static>(
     work: impl Future<Output = Answer<T>> + Send + 'static,
 ) -> Answer<T> {
-    trace::spawn(work).await.map_err(|_| Error::Task)?
+    trace::spawn(work)
+        .await
+        .map_err(|_| Failure::new(ErrorCode::Internal, "an internal task ended early"))?
 }
 
 /// A request with a key.
-struct Keyed {
-    db: Db,
+struct Keyed<K> {
+    keys: K,
     actor: String,
     key: String,
     fingerprint: String,
 }
 
-impl Keyed {
+impl<K: Keys> Keyed<K> {
     async fn once(self, work: impl Future<Output = Made> + Send + 'static) -> Answer<Response> {
         let Self {
-            db,
+            keys,
             actor,
             key,
             fingerprint,
         } = self;
-        let claim = db
-            .claim(actor.clone(), key.clone(), fingerprint, clock::unix())
+        let claim = keys
+            .claim(actor.clone(), key.clone(), fingerprint)
             .await
-            .map_err(Error::from)?;
+            .map_err(Into::into)?;
         match claim {
             Claim::Done(earlier) => {
                 let status = StatusCode::from_u16(earlier.status).unwrap_or(StatusCode::OK);
@@ -97,15 +137,15 @@ impl Keyed {
             )
             .with_status(StatusCode::CONFLICT)),
             Claim::New => {
-                // Apart, so that the key is settled after a panic too.
+                // In a task of its own, so that the key is settled after a panic too.
                 let made = detached(work)
                     .await
                     .and_then(|(status, body)| Ok((status, text(body)?)));
-                let record = made.as_ref().ok().map(|(status, body)| IdempotencyRecord {
+                let record = made.as_ref().ok().map(|(status, body)| Settled {
                     status: status.as_u16(),
                     body: body.clone(),
                 });
-                db.settle(actor, key, record).await.map_err(Error::from)?;
+                keys.settle(actor, key, record).await.map_err(Into::into)?;
                 made.map(|(status, body)| answer(status, body))
             }
         }
@@ -131,12 +171,13 @@ fn answer(status: StatusCode, body: String) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forkd_sandboxes::state::Db;
     use std::time::Duration;
     use tokio::sync::oneshot;
 
-    fn keyed(db: &Db) -> Keyed {
+    fn keyed(db: &Db) -> Keyed<Db> {
         Keyed {
-            db: db.clone(),
+            keys: db.clone(),
             actor: "me".into(),
             key: "k".into(),
             fingerprint: "f".into(),

@@ -13,6 +13,8 @@ pub mod gate;
 pub mod idempotency;
 pub mod listen;
 pub mod metrics;
+pub mod origin;
 pub mod rate;
 pub mod stream;
 pub mod telemetry;
+pub mod tokens;

@@ -1,6 +1,6 @@
 //! The daemon as one value that every request sees.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use forkd_api::{ErrorCode, EventKind};
@@ -16,6 +16,8 @@ use crate::events::Events;
 use crate::launch::{Dirs, Launcher};
 use crate::limits::Limits;
 use crate::ops::writing::WritingTags;
+use crate::owners::SnapshotOwners;
+use crate::private::{passage_dir, private_dir};
 use crate::sandbox::{Registry, SandboxHandle};
 use crate::state::{Db, SandboxRecord};
 use crate::touched::Touched;
@@ -43,6 +45,8 @@ pub struct App {
     pub events: Events,
     /// Every limit, and what is reserved under it.
     pub limits: Limits,
+    /// Who owns which snapshot.
+    pub owners: SnapshotOwners,
     /// Children that may be starting at once.
     pub start_slots: Semaphore,
     /// The daemon is about to stop.
@@ -62,10 +66,9 @@ impl App {
     pub fn open(config: Config) -> anyhow::Result<(Arc<Self>, mpsc::UnboundedReceiver<Endings>)> {
         use anyhow::Context;
         let run = config.run_dir.join("vm");
-        for dir in [&config.data_dir, &config.run_dir, &run] {
-            std::fs::create_dir_all(dir)
-                .with_context(|| format!("cannot create {}", dir.display()))?;
-        }
+        private_dir(&config.data_dir)?;
+        passage_dir(&config.run_dir)?;
+        private_dir(&run)?;
         let store = Store::open(&config.data_dir)
             .context("the store cannot be opened")?
             .with_limit(config.store_limit_bytes);
@@ -89,7 +92,8 @@ impl App {
         );
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let limits = Limits::new(&config);
-        let app = Arc::new(Self {
+        let owners = SnapshotOwners::open(&db).context("the owners of snapshots cannot be read")?;
+        let app = Arc::new_cyclic(|weak: &Weak<Self>| Self {
             config,
             db,
             store,
@@ -98,13 +102,36 @@ impl App {
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
             touched,
-            events: Events::default(),
+            events: Events::new({
+                let weak = Weak::clone(weak);
+                move |kind, object| weak.upgrade()?.owner_of(kind, object)
+            }),
             limits,
+            owners,
             start_slots: Semaphore::new(STARTS_PER_CPU * cpus),
             stopping: CancellationToken::new(),
             workspace_locks: crate::ops::workspaces::Locks::default(),
         });
         Ok((app, receiver))
+    }
+
+    /// Who owns the object of an event; none if it is gone.
+    fn owner_of(&self, kind: EventKind, object: &str) -> Option<String> {
+        match kind {
+            EventKind::SandboxReady
+            | EventKind::SandboxFailed
+            | EventKind::SandboxDeleted
+            | EventKind::SandboxBranched
+            | EventKind::SandboxRolledBack => {
+                let sandbox = self.sandboxes.get(&object.parse().ok()?).ok()?;
+                Some(sandbox.owner())
+            }
+            EventKind::SnapshotReady | EventKind::SnapshotFailed | EventKind::SnapshotDeleted => {
+                Some(self.owners.get(&object.parse().ok()?)?.owner)
+            }
+            // Told with their owner, or without one.
+            EventKind::WorkspaceChanged | EventKind::Lagged => None,
+        }
     }
 
     /// Forgets which pages children of deleted snapshots touched.
@@ -185,7 +212,8 @@ impl App {
             tracing::warn!(sandbox = %id, error = error.chain(), "clean-up");
         }
         self.sandboxes.remove(&id);
-        self.events.tell(EventKind::SandboxDeleted, &id, None);
+        self.events
+            .tell_of(Some(sandbox.owner()), EventKind::SandboxDeleted, &id, None);
         sandbox.gone.cancel();
     }
 

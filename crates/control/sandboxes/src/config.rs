@@ -24,7 +24,7 @@ pub struct Config {
     pub max_builds: usize,
     /// Sandboxes there may be.
     pub max_sandboxes: usize,
-    /// Sandboxes one token may have.
+    /// Sandboxes one owner may have.
     pub max_sandboxes_per_token: usize,
     /// The longest a sandbox may live; none is for ever.
     pub max_lifetime: Option<Duration>,

@@ -214,6 +214,20 @@ impl Error {
     }
 }
 
+impl forkd_api::Refusal for Error {
+    fn code(&self) -> ErrorCode {
+        Self::code(self)
+    }
+
+    fn message(&self) -> String {
+        self.chain()
+    }
+
+    fn hint(&self) -> Option<String> {
+        Self::hint(self)
+    }
+}
+
 /// An error and its causes in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -19,6 +19,8 @@ pub mod launch;
 pub mod limits;
 pub mod metrics;
 pub mod ops;
+pub mod owners;
+pub mod private;
 pub mod process;
 pub mod sandbox;
 pub mod state;

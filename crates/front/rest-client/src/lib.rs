@@ -27,6 +27,7 @@ mod snapshots;
 mod stream;
 mod target;
 mod terminal;
+mod tokens;
 mod transport;
 
 pub use error::Error;

@@ -3,7 +3,7 @@
 use forkd_api::routes::{self, fill};
 use forkd_api::{
     CompactRequest, CreateSnapshot, FsckReport, Health, ImageInfo, SnapshotDetail, SnapshotInfo,
-    StoreUsage, Version,
+    StoreUsage, UpdateSnapshot, Version,
 };
 use reqwest::Method;
 
@@ -40,6 +40,17 @@ impl Client {
     pub async fn compact(&self, from: &str, to: &str) -> Result<SnapshotInfo, Error> {
         let request = CompactRequest { to: to.to_owned() };
         self.json(self.post(&fill(routes::SNAPSHOT_COMPACT, &[from]), &request))
+            .await
+    }
+
+    /// Changes a snapshot.
+    pub async fn update_snapshot(
+        &self,
+        tag: &str,
+        request: &UpdateSnapshot,
+    ) -> Result<SnapshotDetail, Error> {
+        let path = fill(routes::SNAPSHOT, &[tag]);
+        self.json(self.request(Method::PATCH, &path).json(request))
             .await
     }
 

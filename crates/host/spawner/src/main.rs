@@ -55,6 +55,8 @@ struct Args {
 }
 
 fn main() -> anyhow::Result<()> {
+    // Sockets and logs are this user's alone, whatever the umask of whoever started the program.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let args = Args::parse();
     let vmm = match args.vmm {
         Some(path) => path,

@@ -1,31 +1,25 @@
 //! Checkpoints and going back.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::http::StatusCode;
 use forkd_api::{CheckpointInfo, CheckpointRequest, RollbackInfo, RollbackRequest};
-use forkd_types::SandboxId;
 use tokio::sync::oneshot;
 
+use super::owned::OwnedSandbox;
 use forkd_edge::errors::Answer;
-use forkd_edge::extract::{Body, PathId};
-use forkd_sandboxes::app::App;
+use forkd_edge::extract::Body;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::parse_tag;
-use forkd_sandboxes::sandbox::{Ask, CheckpointAsk, checkpoint_info};
+use forkd_sandboxes::sandbox::{Ask, CheckpointAsk, SandboxHandle, checkpoint_info};
 
 /// The checkpoints of a sandbox, the oldest first.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/checkpoints", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The checkpoints", body = Vec<CheckpointInfo>)
 ))]
-pub async fn list(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
-) -> Answer<Json<Vec<CheckpointInfo>>> {
-    let record = app.sandboxes.get(&id)?.record();
+pub async fn list(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<Vec<CheckpointInfo>>> {
+    let record = sandbox.record();
     let infos = record.checkpoints.iter().map(|c| checkpoint_info(c, false));
     Ok(Json(infos.collect()))
 }
@@ -37,12 +31,11 @@ pub async fn list(
     (status = 201, description = "The checkpoint", body = CheckpointInfo)
 ))]
 pub async fn create(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<CheckpointRequest>,
 ) -> Answer<(StatusCode, Json<CheckpointInfo>)> {
     let name = request.name.map(|name| checked(&name)).transpose()?;
-    let made = asked(&app, &id, |done| CheckpointAsk::Make { name, done }).await?;
+    let made = asked(&sandbox, |done| CheckpointAsk::Make { name, done }).await?;
     Ok((StatusCode::CREATED, Json(made)))
 }
 
@@ -53,12 +46,11 @@ pub async fn create(
     (status = 204, description = "It is gone")
 ))]
 pub async fn remove(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Path(path): Path<(String, String)>,
 ) -> Answer<StatusCode> {
     let name = checked(&path.1)?;
-    asked(&app, &id, |done| CheckpointAsk::Drop { name, done }).await?;
+    asked(&sandbox, |done| CheckpointAsk::Drop { name, done }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -68,12 +60,11 @@ pub async fn remove(
     (status = 200, description = "It is back", body = RollbackInfo)
 ))]
 pub async fn rollback(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<RollbackRequest>,
 ) -> Answer<Json<RollbackInfo>> {
     let to = request.to.map(|name| checked(&name)).transpose()?;
-    let done = asked(&app, &id, |done| CheckpointAsk::Rollback { to, done }).await?;
+    let done = asked(&sandbox, |done| CheckpointAsk::Rollback { to, done }).await?;
     Ok(Json(done))
 }
 
@@ -84,11 +75,9 @@ fn checked(name: &str) -> Result<String, Error> {
 
 /// Puts a request into the sandbox's queue; it is carried out even if the client goes away.
 async fn asked<T>(
-    app: &Arc<App>,
-    id: &SandboxId,
+    sandbox: &SandboxHandle,
     ask: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> CheckpointAsk,
 ) -> Result<T, Error> {
-    let sandbox = app.sandboxes.get(id)?;
     let (sender, done) = oneshot::channel();
     sandbox.ask(Ask::Checkpoint(Box::new(ask(sender))))?;
     done.await.map_err(|_| sandbox.not_running())?

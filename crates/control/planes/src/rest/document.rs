@@ -94,8 +94,15 @@ fn codes(method: &str, path: &str, operation: &Operation) -> BTreeSet<C> {
     if path != routes::HEALTHZ {
         codes.extend([C::MissingToken, C::InvalidToken]);
     }
+    if path != routes::HEALTHZ {
+        // A role that does not suffice, or a web page of another origin.
+        codes.insert(C::Forbidden);
+    }
     if takes_json(operation) {
         codes.extend([C::InvalidRequest, C::TooLarge, C::UnsupportedMediaType]);
+    }
+    if method == "post" {
+        codes.insert(C::UnsupportedMediaType);
     }
     if takes(operation, &ParameterIn::Query) || takes(operation, &ParameterIn::Path) {
         codes.insert(C::InvalidRequest);
@@ -120,6 +127,9 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
             LAUNCH,
             &[C::Forbidden, C::ImageNotFound, C::WrongState],
         ],
+        ("post", routes::TOKENS) => &[&[C::InvalidName, C::AlreadyExists]],
+        ("delete", routes::TOKEN) => &[&[C::TokenNotFound, C::WrongState]],
+        ("patch", routes::SNAPSHOT) => &[FROM_TAG, &[C::SnapshotBroken, C::WrongState]],
         ("delete", routes::SNAPSHOT) => &[
             FROM_TAG,
             &[C::HasDependents, C::SnapshotBroken, C::WrongState],
@@ -228,6 +238,10 @@ fn name_parameters(operation: &mut Operation) {
 /// Codes that come with another status than their usual one.
 fn unusual(path: &str, operation: &Operation) -> Vec<(u16, C)> {
     let mut unusual = Vec::new();
+    if operation.request_body.is_some() {
+        // A body that does not arrive in time.
+        unusual.push((408, C::InvalidRequest));
+    }
     if takes_json(operation) {
         // JSON that is well formed and not what the route takes.
         unusual.push((422, C::InvalidRequest));

@@ -1,10 +1,8 @@
 //! Ping, exec, eval.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use base64::Engine;
@@ -18,10 +16,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::Instrument;
 
+use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
-use forkd_edge::extract::{Body, PathId};
+use forkd_edge::extract::Body;
 use forkd_edge::stream::{Framing, respond};
-use forkd_sandboxes::app::App;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::trace::{self, TARGET};
@@ -36,6 +34,8 @@ const MAX_ARGS: usize = 4096;
 const GRACE: Duration = Duration::from_secs(10);
 /// How long an eval may run unless the request says otherwise.
 const EVAL_TIMEOUT: u64 = 30;
+/// How long an agent may take to answer a request that does not run code, in seconds.
+pub const ANSWER: u64 = 20;
 /// How long an agent may take to answer a ping.
 const PING: Duration = Duration::from_secs(5);
 /// Frames that may wait for a slow reader.
@@ -46,8 +46,7 @@ pub const FRAMES: usize = 64;
     params(("id" = String, Path, description = "The sandbox")), responses(
     (status = 200, description = "It is", body = PingResponse)
 ))]
-pub async fn ping(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<PingResponse>> {
-    let sandbox = app.sandboxes.get(&id)?;
+pub async fn ping(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<PingResponse>> {
     let client = sandbox.agent().await?;
     let started = Instant::now();
     let work = async {
@@ -59,10 +58,13 @@ pub async fn ping(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Jso
     let (pong, rtt, interpreters) = tokio::time::timeout(PING, work)
         .await
         .map_err(|_| Error::Timeout {
-            what: format!("the answer of sandbox {id}"),
+            what: format!("the answer of sandbox {}", sandbox.id),
             seconds: PING.as_secs(),
         })?
-        .map_err(Error::agent(format!("sandbox {id} does not answer")))?;
+        .map_err(Error::agent(format!(
+            "sandbox {} does not answer",
+            sandbox.id
+        )))?;
     let ready = |state| matches!(state, guest::InterpState::Ready | guest::InterpState::Busy);
     Ok(Json(PingResponse {
         pong: true,
@@ -136,18 +138,16 @@ pub fn exit_code(status: guest::ExitStatus) -> i64 {
     (status = 200, description = "It has ended", body = ExecResponse)
 ))]
 pub async fn exec(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<ExecRequest>,
 ) -> Answer<Json<ExecResponse>> {
-    let sandbox = app.sandboxes.get(&id)?;
     let wish = guest_exec(&request)?;
     let client = sandbox.agent().await?;
     let started = Instant::now();
     let input = request.stdin.unwrap_or_default();
     let work = client.exec_capture_with(wish, input.as_bytes(), MAX_OUTPUT);
     let done = patiently(work, request.timeout_secs)
-        .instrument(span("exec", &id))
+        .instrument(span("exec", &sandbox.id))
         .await?;
     metrics::histogram!("forkd_exec_seconds").record(started.elapsed().as_secs_f64());
     let done = match done {
@@ -196,7 +196,8 @@ fn span(what: &str, id: &SandboxId) -> tracing::Span {
     tracing::info_span!(target: TARGET, "guest", otel.name = what, forkd.sandbox = %id)
 }
 
-async fn patiently<T>(work: impl Future<Output = T>, seconds: u64) -> Result<T, Error> {
+/// Waits for an agent, which may never answer, for so many seconds and a grace period.
+pub async fn patiently<T>(work: impl Future<Output = T>, seconds: u64) -> Result<T, Error> {
     let limit = Duration::from_secs(seconds).saturating_add(GRACE);
     tokio::time::timeout(limit, work)
         .await
@@ -214,18 +215,16 @@ async fn patiently<T>(work: impl Future<Output = T>, seconds: u64) -> Result<T, 
     (status = 200, description = "Frames, one a line", body = String, content_type = "application/x-ndjson")
 ))]
 pub async fn exec_stream(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     headers: HeaderMap,
     Body(request): Body<ExecRequest>,
 ) -> Answer<Response> {
-    let sandbox = app.sandboxes.get(&id)?;
     let mut wish = guest_exec(&request)?;
     wish.stdin = request.stdin.is_some();
     let client = sandbox.agent().await?;
     let (frames, receiver) = mpsc::channel(FRAMES);
     let follow = follow(client, wish, request.stdin, frames);
-    trace::spawn(follow.instrument(span("exec", &id)));
+    trace::spawn(follow.instrument(span("exec", &sandbox.id)));
     Ok(respond(
         Framing::wanted(&headers),
         ReceiverStream::new(receiver),
@@ -355,11 +354,9 @@ fn readable(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
     (status = 200, description = "What came of it, an exception included", body = EvalResponse)
 ))]
 pub async fn eval(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<EvalRequest>,
 ) -> Answer<Json<EvalResponse>> {
-    let sandbox = app.sandboxes.get(&id)?;
     let seconds = request.timeout_secs.unwrap_or(EVAL_TIMEOUT);
     if !(1..=MAX_TIMEOUT).contains(&seconds) {
         return Err(Failure::new(
@@ -375,10 +372,11 @@ pub async fn eval(
         ..guest::EvalRequest::default()
     });
     let done = patiently(work, seconds)
-        .instrument(span("eval", &id))
+        .instrument(span("eval", &sandbox.id))
         .await?
         .map_err(Error::agent(format!(
-            "sandbox {id} could not evaluate the code"
+            "sandbox {} could not evaluate the code",
+            sandbox.id
         )))?;
     metrics::histogram!("forkd_eval_seconds").record(started.elapsed().as_secs_f64());
     let (error, traceback) = match done.result.error {

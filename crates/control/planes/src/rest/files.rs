@@ -1,10 +1,7 @@
 //! Files in a sandbox.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::body::{Body as RawBody, Bytes};
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -16,10 +13,11 @@ use futures::StreamExt;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::exec::{ANSWER, patiently};
+use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
-use forkd_edge::extract::{Body, Params, PathId};
+use forkd_edge::extract::{Body, Chunks, Params};
 use forkd_edge::stream::{Framing, respond};
-use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
 
 /// The longest path.
@@ -77,19 +75,17 @@ fn checked(path: String) -> Result<String, Failure> {
     (status = 200, description = "Its content", body = String, content_type = "application/octet-stream")
 ))]
 pub async fn read(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Params(params): Params<FileParams>,
 ) -> Answer<Response> {
-    let sandbox = app.sandboxes.get(&id)?;
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let reader = client
-        .read(guest::ReadRequest {
-            path: path.clone(),
-            ..guest::ReadRequest::default()
-        })
-        .await
+    let reading = client.read(guest::ReadRequest {
+        path: path.clone(),
+        ..guest::ReadRequest::default()
+    });
+    let reader = patiently(reading, ANSWER)
+        .await?
         .map_err(Error::agent(format!("{path} cannot be read")))?;
     let size = reader.info().size;
     let regular = reader.info().kind == guest::FileKind::File;
@@ -122,12 +118,10 @@ pub async fn read(
     (status = 200, description = "It is written", body = WriteResult)
 ))]
 pub async fn write(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Params(params): Params<WriteParams>,
-    body: RawBody,
+    mut body: Chunks,
 ) -> Answer<Json<WriteResult>> {
-    let sandbox = app.sandboxes.get(&id)?;
     let path = checked(params.path)?;
     let mode = params
         .mode
@@ -153,17 +147,14 @@ pub async fn write(
             ..guest::WriteRequest::default()
         })
         .map_err(failed())?;
-    let mut content = body.into_data_stream();
-    while let Some(chunk) = content.next().await {
-        let chunk = chunk.map_err(|_| {
-            Failure::new(
-                ErrorCode::InvalidRequest,
-                "the body could not be read to its end",
-            )
-        })?;
-        writer.write(&chunk).await.map_err(failed())?;
+    while let Some(chunk) = body.next().await? {
+        patiently(writer.write(&chunk), ANSWER)
+            .await?
+            .map_err(failed())?;
     }
-    let done = writer.finish().await.map_err(failed())?;
+    let done = patiently(writer.finish(), ANSWER)
+        .await?
+        .map_err(failed())?;
     Ok(Json(WriteResult {
         path,
         bytes: done.bytes,
@@ -176,20 +167,18 @@ pub async fn write(
     (status = 204, description = "It is gone")
 ))]
 pub async fn remove(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Params(params): Params<RemoveParams>,
 ) -> Answer<StatusCode> {
-    let sandbox = app.sandboxes.get(&id)?;
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    client
-        .remove(guest::RemoveRequest {
-            path: path.clone(),
-            recursive: params.recursive,
-            missing_ok: false,
-        })
-        .await
+    let removing = client.remove(guest::RemoveRequest {
+        path: path.clone(),
+        recursive: params.recursive,
+        missing_ok: false,
+    });
+    patiently(removing, ANSWER)
+        .await?
         .map_err(Error::agent(format!("{path} cannot be removed")))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -200,20 +189,18 @@ pub async fn remove(
     (status = 200, description = "Its entries, in the order of their names", body = Vec<FileEntry>)
 ))]
 pub async fn list(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Params(params): Params<FileParams>,
 ) -> Answer<Json<Vec<FileEntry>>> {
-    let sandbox = app.sandboxes.get(&id)?;
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let (entries, _) = client
-        .list(guest::ListRequest {
-            path: path.clone(),
-            depth: 1,
-            limit: Some(MAX_ENTRIES),
-        })
-        .await
+    let listing = client.list(guest::ListRequest {
+        path: path.clone(),
+        depth: 1,
+        limit: Some(MAX_ENTRIES),
+    });
+    let (entries, _) = patiently(listing, ANSWER)
+        .await?
         .map_err(Error::agent(format!("{path} cannot be listed")))?;
     let mut shown: Vec<FileEntry> = entries
         .into_iter()
@@ -240,20 +227,18 @@ pub async fn list(
     (status = 204, description = "It is there")
 ))]
 pub async fn mkdir(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<MakeDirRequest>,
 ) -> Answer<StatusCode> {
-    let sandbox = app.sandboxes.get(&id)?;
     let path = checked(request.path)?;
     let client = sandbox.agent().await?;
-    client
-        .mkdir(guest::MkdirRequest {
-            path: path.clone(),
-            parents: true,
-            ..guest::MkdirRequest::default()
-        })
-        .await
+    let making = client.mkdir(guest::MkdirRequest {
+        path: path.clone(),
+        parents: true,
+        ..guest::MkdirRequest::default()
+    });
+    patiently(making, ANSWER)
+        .await?
         .map_err(Error::agent(format!("{path} cannot be made")))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -277,21 +262,18 @@ pub struct WatchParams {
     (status = 200, description = "Changes, one a line", body = String, content_type = "application/x-ndjson")
 ))]
 pub async fn watch(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Params(params): Params<WatchParams>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    let sandbox = app.sandboxes.get(&id)?;
     let path = checked(params.path)?;
-    let watch = sandbox
-        .agent()
+    let client = sandbox.agent().await?;
+    let watching = client.watch(guest::WatchRequest {
+        path: path.clone(),
+        recursive: params.recursive,
+    });
+    let watch = patiently(watching, ANSWER)
         .await?
-        .watch(guest::WatchRequest {
-            path: path.clone(),
-            recursive: params.recursive,
-        })
-        .await
         .map_err(Error::agent(format!("{path} cannot be watched")))?;
     let changes = futures::stream::unfold(watch, |mut watch| async move {
         let changes = watch.next().await.ok()?;

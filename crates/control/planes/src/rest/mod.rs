@@ -5,12 +5,14 @@ mod document;
 mod events;
 mod exec;
 mod files;
+mod owned;
 mod processes;
 mod sandboxes;
 mod snapshots;
 mod stats;
 mod status;
 mod terminal;
+mod tokens;
 mod workspaces;
 
 use std::sync::Arc;
@@ -25,7 +27,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use forkd_edge::errors::Failure;
+use forkd_edge::tokens::Tokens;
 use forkd_sandboxes::app::App;
+use forkd_sandboxes::health;
 
 /// What the document says about itself.
 #[derive(Debug, OpenApi)]
@@ -45,6 +49,7 @@ Every refusal is an `ErrorBody`; each route lists the codes it can be refused wi
         (name = "guest", description = "What happens inside a live machine"),
         (name = "workspaces", description = "Live machines with a name that can be put to sleep"),
         (name = "store", description = "What lies on disk"),
+        (name = "tokens", description = "Who may do what"),
     ),
     components(schemas(
         forkd_api::ErrorBody,
@@ -82,7 +87,7 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(status::version))
         .routes(routes!(status::metrics))
         .routes(routes!(snapshots::list, snapshots::create))
-        .routes(routes!(snapshots::delete))
+        .routes(routes!(snapshots::update, snapshots::delete))
         .routes(routes!(snapshots::info))
         .routes(routes!(snapshots::compact))
         .routes(routes!(snapshots::images))
@@ -116,6 +121,8 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(files::mkdir))
         .routes(routes!(files::watch))
         .routes(routes!(events::events))
+        .routes(routes!(tokens::list, tokens::create))
+        .routes(routes!(tokens::revoke))
         .routes(routes!(workspaces::list, workspaces::create))
         .routes(routes!(workspaces::get, workspaces::delete))
         .routes(routes!(workspaces::suspend))
@@ -137,7 +144,8 @@ pub fn openapi_text() -> String {
 }
 
 /// The REST plane, without the gate of the front door.
-pub fn router(app: Arc<App>) -> Router {
+pub fn router(app: Arc<App>, tokens: Arc<Tokens>) -> Router {
+    let health = Arc::new(health::of_daemon(&app));
     let (router, mut document) = api().split_for_parts();
     document::complete(&mut document);
     let document = Arc::new(document.to_json().unwrap_or_default());
@@ -153,6 +161,8 @@ pub fn router(app: Arc<App>) -> Router {
             }),
         )
         .with_state(app)
+        .layer(axum::Extension(health))
+        .layer(axum::Extension(tokens))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
         .layer(axum::extract::DefaultBodyLimit::disable())

@@ -1,9 +1,7 @@
 //! Processes in the background.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use forkd_agent_client::Client;
@@ -12,11 +10,11 @@ use forkd_guest_proto as guest;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::exec::{FRAMES, exit_code, forward, guest_exec};
+use super::exec::{ANSWER, FRAMES, exit_code, forward, guest_exec, patiently};
+use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
-use forkd_edge::extract::{Body, PathId};
+use forkd_edge::extract::Body;
 use forkd_edge::stream::{Framing, respond};
-use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
 
 /// Processes that were started through the API.
@@ -24,11 +22,7 @@ use forkd_sandboxes::error::Error;
     params(("id" = String, Path, description = "The sandbox")), responses(
     (status = 200, description = "Those the agent still knows", body = Vec<ProcessInfo>)
 ))]
-pub async fn list(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
-) -> Answer<Json<Vec<ProcessInfo>>> {
-    let sandbox = app.sandboxes.get(&id)?;
+pub async fn list(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<Vec<ProcessInfo>>> {
     let found = known(&sandbox.agent().await?).await?;
     let shown = found.into_iter().map(|process| ProcessInfo {
         pid: process.pid,
@@ -43,9 +37,8 @@ pub async fn list(
 }
 
 async fn known(client: &Client) -> Result<Vec<guest::ProcessInfo>, Error> {
-    client
-        .processes()
-        .await
+    patiently(client.processes(), ANSWER)
+        .await?
         .map_err(Error::agent("the processes cannot be listed"))
 }
 
@@ -55,21 +48,17 @@ async fn known(client: &Client) -> Result<Vec<guest::ProcessInfo>, Error> {
     (status = 201, description = "It runs", body = ProcessStarted)
 ))]
 pub async fn start(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<ExecRequest>,
 ) -> Answer<(StatusCode, Json<ProcessStarted>)> {
-    let sandbox = app.sandboxes.get(&id)?;
     let wish = guest::ExecRequest {
         timeout_ms: None,
         on_disconnect: guest::OnDisconnect::Keep,
         ..guest_exec(&request)?
     };
-    let started = sandbox
-        .agent()
+    let client = sandbox.agent().await?;
+    let started = patiently(client.start(wish), ANSWER)
         .await?
-        .start(wish)
-        .await
         .map_err(Error::agent("the command could not be started"))?;
     Ok((
         StatusCode::CREATED,
@@ -100,22 +89,20 @@ async fn find(client: &Client, pid: &str) -> Result<guest::ProcessInfo, Failure>
     (status = 200, description = "Frames, one a line", body = String, content_type = "application/x-ndjson")
 ))]
 pub async fn output(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Path(path): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    let sandbox = app.sandboxes.get(&id)?;
     let client = sandbox.agent().await?;
     let process = find(&client, &path.1).await?;
-    let exec = client
-        .attach(guest::AttachRequest {
-            process: process.process,
-            replay: true,
-            stdin: false,
-            lossless: false,
-        })
-        .await
+    let attach = client.attach(guest::AttachRequest {
+        process: process.process,
+        replay: true,
+        stdin: false,
+        lossless: false,
+    });
+    let exec = patiently(attach, ANSWER)
+        .await?
         .map_err(Error::agent("the process cannot be followed"))?;
     let (frames, receiver) = mpsc::channel(FRAMES);
     tokio::spawn(async move {
@@ -142,12 +129,10 @@ pub async fn output(
     (status = 204, description = "It is sent")
 ))]
 pub async fn signal(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Path(path): Path<(String, String)>,
     Body(request): Body<SignalRequest>,
 ) -> Answer<StatusCode> {
-    let sandbox = app.sandboxes.get(&id)?;
     if !(1..=64).contains(&request.signal) {
         return Err(Failure::new(ErrorCode::InvalidRequest, "signal is 1 to 64"));
     }
@@ -159,9 +144,9 @@ pub async fn signal(
             format!("process {} has ended", process.pid),
         ));
     }
-    client
-        .signal(process.process, i32::from(request.signal), true)
-        .await
+    let sent = client.signal(process.process, i32::from(request.signal), true);
+    patiently(sent, ANSWER)
+        .await?
         .map_err(Error::agent("the signal could not be sent"))?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -15,16 +15,17 @@ use serde::Deserialize;
 use tokio::sync::oneshot;
 use utoipa::IntoParams;
 
+use super::owned::{OwnedSandbox, check_visible};
 use forkd_edge::auth::Actor;
 use forkd_edge::errors::{Answer, Failure};
-use forkd_edge::extract::{Body, Params, PathId};
+use forkd_edge::extract::{Body, Params};
 use forkd_edge::idempotency;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{self, Branched, parse_tag};
 use forkd_sandboxes::ops::spawn::{self, CreateRequest};
-use forkd_sandboxes::sandbox::{Ask, Changes};
+use forkd_sandboxes::sandbox::{Ask, Changes, SandboxHandle};
 use forkd_sandboxes::trace;
 
 /// The most labels one object has.
@@ -151,6 +152,7 @@ impl ListParams {
 ))]
 pub async fn list(
     State(app): State<Arc<App>>,
+    actor: Actor,
     Params(params): Params<ListParams>,
 ) -> Answer<Response> {
     let limit = params.limit.unwrap_or(usize::MAX);
@@ -165,7 +167,7 @@ pub async fn list(
         .list()
         .iter()
         .map(|sandbox| sandbox.info())
-        .filter(|info| params.fits(info))
+        .filter(|info| actor.owns(Some(&info.owner)) && params.fits(info))
         .take(limit.saturating_add(1))
         .collect();
     let more = found.len() > limit;
@@ -194,13 +196,14 @@ pub async fn start(
     let wish = CreateRequest {
         tag: parse_tag(&request.snapshot_tag)?,
         count: checked_count(request.n)?,
-        owner: actor.0.clone(),
+        owner: actor.owner.clone(),
         expires_at_unix: expiry(&app, request.timeout_secs)?,
         memory_limit_mib: checked_limits(&request)?.memory_mib,
         labels: checked_labels(request.labels.clone())?,
         workspace: None,
         id: None,
     };
+    check_visible(&app, &actor, &wish.tag)?;
     let wait = request.wait;
     let work = {
         let app = Arc::clone(&app);
@@ -214,7 +217,7 @@ pub async fn start(
             Ok((StatusCode::ACCEPTED, serde_json::to_value(infos)))
         }
     };
-    idempotency::once(&app, &actor, &headers, "create", &request, work).await
+    idempotency::once(&app.db, &actor, &headers, "create", &request, work).await
 }
 
 /// One sandbox.
@@ -222,8 +225,8 @@ pub async fn start(
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The sandbox", body = SandboxInfo)
 ))]
-pub async fn get(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<SandboxInfo>> {
-    Ok(Json(app.sandboxes.get(&id)?.info()))
+pub async fn get(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxInfo>> {
+    Ok(Json(sandbox.info()))
 }
 
 /// Changes when a sandbox expires, or its labels.
@@ -233,10 +236,9 @@ pub async fn get(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json
 ))]
 pub async fn update(
     State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<UpdateSandbox>,
 ) -> Answer<Json<SandboxInfo>> {
-    let sandbox = app.sandboxes.get(&id)?;
     let expires = match request.timeout_secs {
         None => None,
         Some(seconds) => Some(expiry(&app, Some(seconds))?),
@@ -256,8 +258,7 @@ pub async fn update(
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 204, description = "It is gone")
 ))]
-pub async fn delete(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<StatusCode> {
-    let sandbox = app.sandboxes.get(&id)?;
+pub async fn delete(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<StatusCode> {
     sandbox.stop.cancel();
     sandbox.gone.cancelled().await;
     Ok(StatusCode::NO_CONTENT)
@@ -273,11 +274,12 @@ pub async fn delete(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<S
 pub async fn branch(
     State(app): State<Arc<App>>,
     actor: Actor,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     headers: HeaderMap,
     Body(request): Body<BranchRequest>,
 ) -> Answer<Response> {
     let wish = request.clone().try_into()?;
+    let id = sandbox.id.clone();
     let what = format!("branch {id}");
     let work = {
         let app = Arc::clone(&app);
@@ -288,7 +290,7 @@ pub async fn branch(
             })
         }
     };
-    idempotency::once(&app, &actor, &headers, &what, &request, work).await
+    idempotency::once(&app.db, &actor, &headers, &what, &request, work).await
 }
 
 /// Forks a running sandbox into live children without naming a snapshot.
@@ -299,15 +301,16 @@ pub async fn branch(
 pub async fn fork(
     State(app): State<Arc<App>>,
     actor: Actor,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<ForkRequest>,
 ) -> Answer<(StatusCode, Json<Vec<SandboxInfo>>)> {
     let wish = forkd_sandboxes::ops::fork::Fork {
         count: checked_count(request.n)?,
-        owner: actor.0,
+        owner: actor.owner,
         expires_at_unix: expiry(&app, request.timeout_secs)?,
         labels: checked_labels(request.labels)?,
     };
+    let id = sandbox.id.clone();
     let work = trace::spawn(async move { forkd_sandboxes::ops::fork::fork(&app, &id, wish).await });
     let infos = work.await.map_err(|_| Error::Task)??;
     Ok((StatusCode::CREATED, Json(infos)))
@@ -318,8 +321,8 @@ pub async fn fork(
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "It stands still", body = SandboxInfo)
 ))]
-pub async fn pause(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<SandboxInfo>> {
-    asked(&app, &id, Ask::Pause).await
+pub async fn pause(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxInfo>> {
+    asked(&sandbox, Ask::Pause).await
 }
 
 /// Lets a paused sandbox go on.
@@ -327,16 +330,14 @@ pub async fn pause(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Js
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "It runs", body = SandboxInfo)
 ))]
-pub async fn resume(State(app): State<Arc<App>>, PathId(id): PathId) -> Answer<Json<SandboxInfo>> {
-    asked(&app, &id, Ask::Resume).await
+pub async fn resume(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxInfo>> {
+    asked(&sandbox, Ask::Resume).await
 }
 
 async fn asked(
-    app: &Arc<App>,
-    id: &forkd_types::SandboxId,
+    sandbox: &SandboxHandle,
     ask: impl FnOnce(oneshot::Sender<Result<(), Error>>) -> Ask,
 ) -> Answer<Json<SandboxInfo>> {
-    let sandbox = app.sandboxes.get(id)?;
     let (sender, done) = oneshot::channel();
     sandbox.ask(ask(sender))?;
     done.await.map_err(|_| sandbox.not_running())??;
@@ -359,11 +360,10 @@ pub struct LogParams {
 ))]
 pub async fn logs(
     State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
     Params(params): Params<LogParams>,
 ) -> Answer<Response> {
     use std::os::unix::fs::FileExt;
-    let sandbox = app.sandboxes.get(&id)?;
     let most = params.tail.unwrap_or(MAX_LOG).min(MAX_LOG);
     let bytes = app
         .blocking(move |_| {

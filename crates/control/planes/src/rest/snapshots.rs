@@ -9,21 +9,24 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use forkd_api::{
     CompactRequest, CreateSnapshot, ErrorCode, FsckReport, ImageInfo, SnapshotDetail, SnapshotInfo,
-    StoreUsage,
+    StoreUsage, UpdateSnapshot,
 };
 use forkd_store::Deletion;
+use forkd_types::Tag;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::owned::{OwnedSnapshot, VisibleSnapshot};
 use super::sandboxes::checked_labels;
 use forkd_edge::auth::Actor;
 use forkd_edge::errors::{Answer, Failure};
-use forkd_edge::extract::{Body, Params, PathTag};
+use forkd_edge::extract::{Body, Params};
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{claim, parse_tag};
 use forkd_sandboxes::ops::build::{self, BuildRequest, Disk};
 use forkd_sandboxes::ops::snapshots;
+use forkd_sandboxes::owners::Access;
 use forkd_sandboxes::trace;
 
 /// The longest `boot_wait_secs`, which has no other meaning here.
@@ -37,8 +40,25 @@ const MAX_READY_TIMEOUT: u64 = 3600;
 #[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", responses(
     (status = 200, description = "Every snapshot, in the order of their names", body = Vec<SnapshotInfo>)
 ))]
-pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<SnapshotInfo>>> {
-    Ok(Json(snapshots::list(&app).await?))
+pub async fn list(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Vec<SnapshotInfo>>> {
+    let all = snapshots::list(&app).await?.into_iter();
+    let shown = all.filter_map(|info| shown_to(&app, &actor, info));
+    Ok(Json(shown.collect()))
+}
+
+/// A snapshot as an actor sees it; none if it does not exist for the actor. Names of others' objects are left out.
+fn shown_to(app: &App, actor: &Actor, mut info: SnapshotInfo) -> Option<SnapshotInfo> {
+    let access = |tag: &str| match tag.parse() {
+        Ok(tag) => app.owners.access(|owner| actor.owns(owner), &tag),
+        Err(_) => Access::None,
+    };
+    match access(&info.tag) {
+        Access::None => return None,
+        Access::Use => info.branched_from = None,
+        Access::Own => {}
+    }
+    info.parent_tag = info.parent_tag.filter(|tag| access(tag) > Access::None);
+    Some(info)
 }
 
 /// Boots a parent, warms it up and freezes it.
@@ -52,9 +72,10 @@ pub async fn create(
     Body(request): Body<CreateSnapshot>,
 ) -> Answer<(StatusCode, Json<SnapshotInfo>)> {
     let tag = parse_tag(&request.tag)?;
+    check_files(&actor, &request)?;
     let wait = request.wait;
-    let wish = build_request(request, actor)?;
-    let claimed = claim(&app, &tag, None)?;
+    let wish = build_request(request, &actor)?;
+    let claimed = claim(&app, &tag, &actor.owner, None).await?;
     let work = {
         let app = Arc::clone(&app);
         // A task of its own: a client that goes away does not leave a parent half built.
@@ -76,7 +97,20 @@ pub async fn create(
     }
 }
 
-fn build_request(request: CreateSnapshot, actor: Actor) -> Result<BuildRequest, Failure> {
+/// A file of the host may hold what belongs to others: the disk of another snapshot, or the state database.
+fn check_files(actor: &Actor, request: &CreateSnapshot) -> Result<(), Failure> {
+    let files = [&request.rootfs, &request.kernel, &request.initramfs];
+    if actor.is_admin() || files.iter().all(|file| file.is_none()) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::Forbidden,
+        "only administrators may build from files of the host",
+    )
+    .with_hint("give the name of an image; GET /v1/images lists what is installed"))
+}
+
+fn build_request(request: CreateSnapshot, actor: &Actor) -> Result<BuildRequest, Failure> {
     let bad = |message: String| Failure::new(ErrorCode::InvalidRequest, message);
     if request.boot_wait_secs > MAX_BOOT_WAIT {
         return Err(bad(format!("boot_wait_secs is at most {MAX_BOOT_WAIT}")));
@@ -127,7 +161,7 @@ fn build_request(request: CreateSnapshot, actor: Actor) -> Result<BuildRequest, 
         warmup_code: request.warmup_code,
         timeout: Duration::from_secs(timeout),
         labels: checked_labels(request.labels)?,
-        owner: actor.0,
+        owner: actor.owner.clone(),
     })
 }
 
@@ -162,7 +196,8 @@ pub struct DeleteParams {
 ))]
 pub async fn delete(
     State(app): State<Arc<App>>,
-    PathTag(tag): PathTag,
+    actor: Actor,
+    OwnedSnapshot(tag): OwnedSnapshot,
     Params(params): Params<DeleteParams>,
 ) -> Answer<StatusCode> {
     let deletion = match (params.cascade, params.force) {
@@ -176,8 +211,62 @@ pub async fn delete(
         (false, true) => Deletion::Force,
         (false, false) => Deletion::Single,
     };
+    if deletion != Deletion::Force && !actor.is_admin() {
+        check_dependents(&app, &actor, &tag).await?;
+    }
     snapshots::delete(&app, tag, deletion).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Refuses to delete snapshots of others, and to name them, when they build on one of the actor.
+async fn check_dependents(app: &Arc<App>, actor: &Actor, tag: &Tag) -> Result<(), Failure> {
+    if !app.store.contains(tag) {
+        return Ok(());
+    }
+    let dependents = snapshots::all_dependents(app, tag).await?;
+    if dependents
+        .iter()
+        .all(|dependent| app.owners.access(|owner| actor.owns(owner), dependent) == Access::Own)
+    {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::HasDependents,
+        format!("snapshots of other owners build on {tag}"),
+    )
+    .with_hint("force=true (--force) deletes this one; the others keep working"))
+}
+
+/// Shows a snapshot to every owner, or to its own only.
+#[utoipa::path(patch, path = "/v1/snapshots/{tag}", tag = "snapshots", request_body = UpdateSnapshot,
+    params(("tag" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "What is known", body = SnapshotDetail)
+))]
+pub async fn update(
+    State(app): State<Arc<App>>,
+    actor: Actor,
+    OwnedSnapshot(tag): OwnedSnapshot,
+    Body(request): Body<UpdateSnapshot>,
+) -> Answer<Json<SnapshotDetail>> {
+    // First, so that nothing is changed of a snapshot that does not exist.
+    snapshots::detail(&app, tag.clone()).await?;
+    if let Some(public) = request.public {
+        snapshots::set_public(&app, &tag, public).await?;
+    }
+    detail_for(&app, &actor, tag).await
+}
+
+/// Everything about a snapshot, without the names of snapshots that do not exist for the actor.
+async fn detail_for(app: &Arc<App>, actor: &Actor, tag: Tag) -> Answer<Json<SnapshotDetail>> {
+    let mut detail = snapshots::detail(app, tag).await?;
+    let shown = |tag: &String| {
+        tag.parse()
+            .is_ok_and(|tag| app.owners.access(|owner| actor.owns(owner), &tag) > Access::None)
+    };
+    detail.parent_tag = detail.parent_tag.filter(shown);
+    detail.ancestors.retain(shown);
+    detail.dependents.retain(shown);
+    Ok(Json(detail))
 }
 
 /// Everything about one snapshot.
@@ -187,9 +276,10 @@ pub async fn delete(
 ))]
 pub async fn info(
     State(app): State<Arc<App>>,
-    PathTag(tag): PathTag,
+    actor: Actor,
+    VisibleSnapshot(tag): VisibleSnapshot,
 ) -> Answer<Json<SnapshotDetail>> {
-    Ok(Json(snapshots::detail(&app, tag).await?))
+    detail_for(&app, &actor, tag).await
 }
 
 /// Makes a snapshot without parents from one that has parents.
@@ -199,11 +289,12 @@ pub async fn info(
 ))]
 pub async fn compact(
     State(app): State<Arc<App>>,
-    PathTag(tag): PathTag,
+    actor: Actor,
+    VisibleSnapshot(tag): VisibleSnapshot,
     Body(request): Body<CompactRequest>,
 ) -> Answer<Json<SnapshotInfo>> {
     let to = parse_tag(&request.to)?;
-    Ok(Json(snapshots::compact(&app, tag, to).await?))
+    Ok(Json(snapshots::compact(&app, tag, to, &actor.owner).await?))
 }
 
 /// Images that parents can be built from.

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use forkd_api::SandboxStats;
 
+use forkd_edge::auth::Actor;
 use forkd_edge::errors::Answer;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::process::{Usage, usage};
@@ -14,15 +15,16 @@ use forkd_sandboxes::process::{Usage, usage};
 #[utoipa::path(get, path = "/v1/stats", tag = "sandboxes", responses(
     (status = 200, description = "One entry a sandbox, the oldest first", body = Vec<SandboxStats>)
 ))]
-pub async fn stats(State(app): State<Arc<App>>) -> Answer<Json<Vec<SandboxStats>>> {
+pub async fn stats(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Vec<SandboxStats>>> {
     let all = app
-        .blocking(|app| {
+        .blocking(move |app| {
             Ok(app
                 .sandboxes
                 .list()
                 .iter()
-                .map(|sandbox| {
-                    let info = sandbox.info();
+                .map(|sandbox| sandbox.info())
+                .filter(|info| actor.owns(Some(&info.owner)))
+                .map(|info| {
                     let used = info.pid.map_or_else(Usage::default, usage);
                     SandboxStats {
                         id: info.id,

@@ -2,28 +2,46 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use forkd_api::{API_VERSION, Health, Version};
 
+use forkd_edge::auth::Actor;
+use forkd_edge::errors::Failure;
 use forkd_sandboxes::app::App;
+use forkd_sandboxes::health;
 
 /// Is the daemon well. Needs no token.
 #[utoipa::path(get, path = "/healthz", tag = "status", responses(
     (status = 200, description = "It is well", body = Health),
     (status = 503, description = "Something does not work", body = Health)
 ), security(()))]
-pub async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Health>) {
-    let problems = forkd_sandboxes::health::problems(&app).await;
+pub async fn healthz(
+    Extension(health): Extension<Arc<health::Health>>,
+    actor: Result<Actor, Failure>,
+) -> (StatusCode, Json<Health>) {
+    let problems = health.problems().await;
     let status = if problems.is_empty() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let ok = problems.is_empty();
-    (status, Json(Health { ok, problems }))
+    // Details name files and programs of the host.
+    let detailed = actor.is_ok_and(|actor| actor.is_admin());
+    let shown = problems.iter().map(|problem| {
+        if detailed {
+            problem.to_string()
+        } else {
+            problem.summary.to_owned()
+        }
+    });
+    let body = Health {
+        ok: problems.is_empty(),
+        problems: shown.collect(),
+    };
+    (status, Json(body))
 }
 
 /// Which version.

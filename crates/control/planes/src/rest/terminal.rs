@@ -1,9 +1,7 @@
 //! Programs with input: a WebSocket.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
 use forkd_agent_client::{Client, Exec, Output};
@@ -11,9 +9,9 @@ use forkd_api::{ErrorCode, ExecFrame, TerminalInput, TerminalStart};
 use forkd_guest_proto as guest;
 
 use super::exec::{exit_code, not_started};
+use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
-use forkd_edge::extract::PathId;
-use forkd_sandboxes::app::App;
+use forkd_edge::extract::Held;
 use forkd_sandboxes::error::Error;
 
 /// How long a client may take to say what to run.
@@ -33,11 +31,10 @@ const MAX_MESSAGE: usize = 1 << 20;
     (status = 101, description = "Switched to WebSocket")
 ))]
 pub async fn terminal(
-    State(app): State<Arc<App>>,
-    PathId(id): PathId,
+    OwnedSandbox(sandbox): OwnedSandbox,
+    held: Held,
     upgrade: Result<WebSocketUpgrade, axum::extract::ws::rejection::WebSocketUpgradeRejection>,
 ) -> Answer<Response> {
-    let sandbox = app.sandboxes.get(&id)?;
     let upgrade = upgrade.map_err(|error| {
         Failure::new(
             ErrorCode::InvalidRequest,
@@ -48,6 +45,8 @@ pub async fn terminal(
     Ok(upgrade
         .max_message_size(MAX_MESSAGE)
         .on_upgrade(async move |socket| {
+            // A session counts as a request until it ends.
+            let _held = held;
             let mut session = Session { socket, client };
             if let Err(error) = session.run().await {
                 let frame = ExecFrame::Error {

@@ -7,9 +7,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use forkd_api::{CreateWorkspace, SuspendRequest, WorkspaceInfo};
 
+use super::owned::{OwnedWorkspace, check_visible};
 use forkd_edge::auth::Actor;
 use forkd_edge::errors::Answer;
-use forkd_edge::extract::{Body, PathTag};
+use forkd_edge::extract::Body;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::parse_tag;
@@ -20,8 +21,10 @@ use forkd_sandboxes::trace;
 #[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces", responses(
     (status = 200, description = "Every workspace", body = Vec<WorkspaceInfo>)
 ))]
-pub async fn list(State(app): State<Arc<App>>) -> Answer<Json<Vec<WorkspaceInfo>>> {
-    Ok(Json(workspaces::list(&app).await?))
+pub async fn list(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Vec<WorkspaceInfo>>> {
+    let mut all = workspaces::list(&app).await?;
+    all.retain(|info| actor.owns(Some(&info.owner)));
+    Ok(Json(all))
 }
 
 /// Makes a workspace and starts it.
@@ -36,10 +39,11 @@ pub async fn create(
     let wish = NewWorkspace {
         name: parse_tag(&request.name)?,
         tag: parse_tag(&request.snapshot_tag)?,
-        owner: actor.0,
+        owner: actor.owner.clone(),
         per_child_netns: request.per_child_netns,
         memory_limit_mib: request.memory_limit_mib,
     };
+    check_visible(&app, &actor, &wish.tag)?;
     let work = trace::spawn(async move { workspaces::make(&app, wish).await });
     let info = work.await.map_err(|_| Error::Task)??;
     Ok((StatusCode::CREATED, Json(info)))
@@ -52,7 +56,7 @@ pub async fn create(
 ))]
 pub async fn get(
     State(app): State<Arc<App>>,
-    PathTag(name): PathTag,
+    OwnedWorkspace(name): OwnedWorkspace,
 ) -> Answer<Json<WorkspaceInfo>> {
     Ok(Json(workspaces::get(&app, &name).await?))
 }
@@ -62,7 +66,10 @@ pub async fn get(
     params(("name" = String, Path, description = "Its name")), responses(
     (status = 204, description = "It is gone")
 ))]
-pub async fn delete(State(app): State<Arc<App>>, PathTag(name): PathTag) -> Answer<StatusCode> {
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    OwnedWorkspace(name): OwnedWorkspace,
+) -> Answer<StatusCode> {
     let work = trace::spawn(async move { workspaces::delete(&app, &name).await });
     work.await.map_err(|_| Error::Task)??;
     Ok(StatusCode::NO_CONTENT)
@@ -75,7 +82,7 @@ pub async fn delete(State(app): State<Arc<App>>, PathTag(name): PathTag) -> Answ
 ))]
 pub async fn suspend(
     State(app): State<Arc<App>>,
-    PathTag(name): PathTag,
+    OwnedWorkspace(name): OwnedWorkspace,
     Body(request): Body<SuspendRequest>,
 ) -> Answer<Json<WorkspaceInfo>> {
     let work = trace::spawn(async move { workspaces::suspend(&app, &name, request.diff).await });
@@ -89,7 +96,7 @@ pub async fn suspend(
 ))]
 pub async fn resume(
     State(app): State<Arc<App>>,
-    PathTag(name): PathTag,
+    OwnedWorkspace(name): OwnedWorkspace,
 ) -> Answer<Json<WorkspaceInfo>> {
     let work = trace::spawn(async move { workspaces::resume(&app, &name).await });
     Ok(Json(work.await.map_err(|_| Error::Task)??))

@@ -161,6 +161,18 @@ impl Launcher {
         self.noted(spawner.status().await)
     }
 
+    /// The same without starting `forkd-spawn`: an error if the daemon has no connection to it and finds none.
+    pub async fn peek(&self) -> Result<SpawnStatus, SpawnerError> {
+        let current = self.slot().clone();
+        match current {
+            Some(spawner) => self.noted(spawner.status().await),
+            None => {
+                let (spawner, _endings) = Spawner::connect(&self.socket).await?;
+                spawner.status().await
+            }
+        }
+    }
+
     /// Ends `forkd-spawn` and every VMM it has. No other is started while the answer is held.
     pub async fn end(&self) -> std::io::Result<tokio::sync::MutexGuard<'_, ()>> {
         let one = self.connecting.lock().await;

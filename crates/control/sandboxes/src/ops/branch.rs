@@ -11,6 +11,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::ops::snapshots::writing_info;
 use crate::ops::writing::Claimed;
+use crate::owners::Ownership;
 use crate::sandbox::{Ask, Caller, CutAsk, CutDone, CutMode, Destination, SandboxHandle};
 use crate::trace::{self, TARGET};
 
@@ -97,7 +98,7 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, request: Branch) -> Result<B
         Some(tag) => tag.clone(),
         None => made_up_tag(id)?,
     };
-    let claim = claim(app, &tag, Some(id.to_string()))?;
+    let claim = claim(app, &tag, &sandbox.owner(), Some(id.to_string())).await?;
     if request.wait {
         let caller = Caller::WaitsForEnd;
         let done = cut(&sandbox, Destination::Tag { claim, caller }, request.mode).await?;
@@ -160,9 +161,14 @@ pub async fn cut(
     })?
 }
 
-/// Claims a tag that is neither stored nor being written. The store refuses a second tag of the same name all the same; this
+/// Claims a tag for an owner, if it is neither stored nor being written. The store refuses a second tag of the same name all the same; this
 /// refuses it before anything is done.
-pub fn claim(app: &App, tag: &Tag, branched_from: Option<String>) -> Result<Claimed, Error> {
+pub async fn claim(
+    app: &App,
+    tag: &Tag,
+    owner: &str,
+    branched_from: Option<String>,
+) -> Result<Claimed, Error> {
     let taken = |message: String| {
         Error::hinted(
             ErrorCode::AlreadyExists,
@@ -178,6 +184,12 @@ pub fn claim(app: &App, tag: &Tag, branched_from: Option<String>) -> Result<Clai
     if app.store.contains(tag) {
         return Err(taken(format!("there is already a snapshot {tag}")));
     }
+    // Before the snapshot exists, so that it never exists without an owner.
+    let ownership = Ownership {
+        owner: owner.to_owned(),
+        public: false,
+    };
+    app.owners.set(tag, ownership).await?;
     Ok(claim)
 }
 

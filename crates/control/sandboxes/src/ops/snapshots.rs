@@ -13,6 +13,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::ops::branch;
 use crate::ops::writing::Writing;
+use crate::owners::Ownership;
 
 /// A stored snapshot as the API shows it.
 pub fn info(app: &App, manifest: &Manifest) -> SnapshotInfo {
@@ -28,6 +29,7 @@ pub fn info(app: &App, manifest: &Manifest) -> SnapshotInfo {
         } => (Some(sandbox.clone()), Some(*pause_us)),
         Origin::Compact { from } => (Some(format!("compact:{from}")), None),
     };
+    let ownership = app.owners.get(&manifest.tag);
     SnapshotInfo {
         tag: manifest.tag.to_string(),
         dir: app
@@ -54,11 +56,14 @@ pub fn info(app: &App, manifest: &Manifest) -> SnapshotInfo {
         image: Some(manifest.source.image.clone()),
         pause_us,
         physical_bytes: Some(physical),
+        public: ownership.as_ref().is_some_and(|found| found.public),
+        owner: ownership.map(|found| found.owner),
     }
 }
 
 /// A snapshot that is not in the store, as the API shows it.
 pub fn writing_info(app: &App, tag: &Tag, writing: &Writing) -> SnapshotInfo {
+    let ownership = app.owners.get(tag);
     SnapshotInfo {
         tag: tag.to_string(),
         dir: app.store.layout().snapshot(tag).display().to_string(),
@@ -81,6 +86,8 @@ pub fn writing_info(app: &App, tag: &Tag, writing: &Writing) -> SnapshotInfo {
         image: None,
         pause_us: writing.pause_us,
         physical_bytes: None,
+        public: ownership.as_ref().is_some_and(|found| found.public),
+        owner: ownership.map(|found| found.owner),
     }
 }
 
@@ -188,19 +195,62 @@ pub async fn delete(app: &Arc<App>, tag: Tag, deletion: Deletion) -> Result<(), 
         })
         .await
     };
-    match result {
-        Err(error) if noted && error.code() == ErrorCode::SnapshotNotFound => Ok(()),
-        other => {
-            for gone in other? {
-                app.events.tell(EventKind::SnapshotDeleted, gone, None);
-            }
-            Ok(())
+    let gone = match result {
+        Err(error) if noted && error.code() == ErrorCode::SnapshotNotFound => {
+            app.owners.forget(vec![tag]).await?;
+            return Ok(());
         }
+        other => other?,
+    };
+    for tag in &gone {
+        app.events.tell(EventKind::SnapshotDeleted, tag, None);
     }
+    app.owners.forget(gone).await?;
+    Ok(())
+}
+
+/// Every snapshot that builds on this one, directly or not.
+pub async fn all_dependents(app: &Arc<App>, tag: &Tag) -> Result<Vec<Tag>, Error> {
+    let tag = tag.clone();
+    app.blocking(move |app| {
+        let mut found: Vec<Tag> = Vec::new();
+        let mut open = vec![tag];
+        while let Some(next) = open.pop() {
+            let detail = app
+                .store
+                .detail(&next)
+                .map_err(Error::store(format!("snapshot {next} cannot be described")))?;
+            for dependent in detail.dependents {
+                if !found.contains(&dependent) {
+                    found.push(dependent.clone());
+                    open.push(dependent);
+                }
+            }
+        }
+        Ok(found)
+    })
+    .await
+}
+
+/// Shows a snapshot to every owner, or to its own only.
+pub async fn set_public(app: &Arc<App>, tag: &Tag, public: bool) -> Result<(), Error> {
+    let owner = app.owners.get(tag).map(|found| found.owner);
+    let owner = owner.ok_or_else(|| {
+        Error::refused(
+            ErrorCode::WrongState,
+            format!("snapshot {tag} has no owner"),
+        )
+    })?;
+    Ok(app.owners.set(tag, Ownership { owner, public }).await?)
 }
 
 /// Makes a snapshot without a parent from one that has parents. Content is shared, so this costs little.
-pub async fn compact(app: &Arc<App>, from: Tag, to: Tag) -> Result<SnapshotInfo, Error> {
+pub async fn compact(
+    app: &Arc<App>,
+    from: Tag,
+    to: Tag,
+    owner: &str,
+) -> Result<SnapshotInfo, Error> {
     if from == to {
         return Err(Error::refused(
             ErrorCode::InvalidRequest,
@@ -208,7 +258,7 @@ pub async fn compact(app: &Arc<App>, from: Tag, to: Tag) -> Result<SnapshotInfo,
         ));
     }
     let slot = app.limits.maintenance(Some(&app.store))?;
-    let claimed = branch::claim(app, &to, Some(format!("compact:{from}")))?;
+    let claimed = branch::claim(app, &to, owner, Some(format!("compact:{from}"))).await?;
     let info = app
         .blocking(move |app| {
             let source = app

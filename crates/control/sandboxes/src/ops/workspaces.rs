@@ -97,17 +97,27 @@ fn info(app: &App, record: &WorkspaceRecord) -> WorkspaceInfo {
         created_at_unix: record.created_at_unix,
         last_active_unix: record.last_active_unix,
         last_branch_memory_path: record.last_branch_memory_path.clone(),
+        owner: record.owner.clone(),
     }
 }
 
 async fn find(app: &Arc<App>, name: &Tag) -> Result<WorkspaceRecord, Error> {
-    app.db.workspace(name.clone()).await?.ok_or_else(|| {
-        Error::hinted(
-            ErrorCode::WorkspaceNotFound,
-            format!("there is no workspace {name}"),
-            "GET /v1/workspaces (forkd workspace list) lists what there is",
-        )
-    })
+    let found = app.db.workspace(name.clone()).await?;
+    found.ok_or_else(|| not_found(name))
+}
+
+/// The refusal for a name that no workspace has.
+pub fn not_found(name: &Tag) -> Error {
+    Error::hinted(
+        ErrorCode::WorkspaceNotFound,
+        format!("there is no workspace {name}"),
+        "GET /v1/workspaces (forkd workspace list) lists what there is",
+    )
+}
+
+/// Who owns a workspace.
+pub async fn owner(app: &Arc<App>, name: &Tag) -> Result<String, Error> {
+    Ok(find(app, name).await?.owner)
 }
 
 /// Every workspace.
@@ -160,8 +170,12 @@ async fn save(app: &Arc<App>, record: &WorkspaceRecord) -> Result<WorkspaceInfo,
     app.db.put_workspace(record.clone()).await?;
     let info = info(app, record);
     let status = format!("{:?}", info.status).to_lowercase();
-    app.events
-        .tell(EventKind::WorkspaceChanged, &record.name, Some(status));
+    app.events.tell_of(
+        Some(record.owner.clone()),
+        EventKind::WorkspaceChanged,
+        &record.name,
+        Some(status),
+    );
     Ok(info)
 }
 
@@ -199,7 +213,7 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
     let mode = if diff { CutMode::Diff } else { CutMode::Full };
     // Nothing is answered by the guest after this, unless it fails and the guest goes on.
     let (held, until) = oneshot::channel();
-    let claim = branch::claim(app, &tag, Some(id.to_string()))?;
+    let claim = branch::claim(app, &tag, &sandbox.owner(), Some(id.to_string())).await?;
     let made = branch::cut(&sandbox, Destination::Suspend { claim, until }, mode).await?;
     drop(slot);
     let old = record.state_tag.replace(tag);
@@ -335,8 +349,12 @@ pub async fn delete(app: &Arc<App>, name: &Tag) -> Result<(), Error> {
     if let Some(tag) = record.state_tag {
         remove_state(app, tag).await?;
     }
-    app.events
-        .tell(EventKind::WorkspaceChanged, name, Some("deleted".into()));
+    app.events.tell_of(
+        Some(record.owner),
+        EventKind::WorkspaceChanged,
+        name,
+        Some("deleted".into()),
+    );
     Ok(())
 }
 

@@ -129,7 +129,12 @@ impl SandboxHandle {
         self.live().record.clone()
     }
 
-    /// Changes the record. Only the owner does, and it makes the change durable.
+    /// The owner in the sense of tokens: who asked for it.
+    pub fn owner(&self) -> String {
+        self.live().record.owner.clone()
+    }
+
+    /// Changes the record. Only the owner task does, and it makes the change durable.
     pub(super) fn update(&self, change: impl FnOnce(&mut SandboxRecord)) -> SandboxRecord {
         let mut live = self.live();
         change(&mut live.record);
@@ -170,6 +175,7 @@ impl SandboxHandle {
             hostname: record.hostname.clone(),
             workspace: record.workspace.clone(),
             labels: record.labels.clone(),
+            owner: record.owner.clone(),
         }
     }
 

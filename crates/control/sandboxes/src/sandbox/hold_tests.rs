@@ -167,7 +167,7 @@ type Held = oneshot::Sender<()>;
 /// Cuts a source that is about to end.
 async fn cut_and_hold(bench: &Bench) -> Result<(CutDone, Held), Error> {
     let (held, until) = oneshot::channel();
-    let claim = claim(&bench.app, &bench.tag, None)?;
+    let claim = claim(&bench.app, &bench.tag, "me", None).await?;
     let destination = Destination::Suspend { claim, until };
     Ok((cut(&bench.sandbox, destination, CutMode::Full).await?, held))
 }

@@ -4,6 +4,7 @@
 //! the next one, so a burst of a hundred sandboxes costs a handful of commits; a job is answered only when
 //! its commit is durable.
 
+mod owners;
 mod records;
 mod schema;
 mod tables;
@@ -15,6 +16,7 @@ use rusqlite::Connection;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+pub use owners::{IssuedTokens, TokenHash};
 pub use records::{
     BuiltRecord, CheckpointRecord, DiskStack, LayerRef, RECORD_VERSION, SandboxRecord, StoredState,
     WorkspaceRecord,
@@ -87,6 +89,25 @@ impl Db {
         Ok(Self { jobs })
     }
 
+    /// The same as [`Db::run`] for a thread that may wait: while the daemon opens.
+    pub fn run_blocking<T, F>(&self, work: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
+    {
+        let (sender, receiver) = channel();
+        let job: Job = Box::new(move |connection| {
+            let result = work(connection);
+            let good = result.is_ok();
+            let answer: Answer = Box::new(move |commit| {
+                let _ = sender.send(outcome(result, commit));
+            });
+            (good, answer)
+        });
+        self.jobs.send(job).map_err(|_| DbError::Closed)?;
+        receiver.recv().map_err(|_| DbError::Closed)?
+    }
+
     /// Does something in a transaction and answers when it is durable.
     pub async fn run<T, F>(&self, work: F) -> Result<T, DbError>
     where
@@ -98,17 +119,20 @@ impl Db {
             let result = work(connection);
             let good = result.is_ok();
             let answer: Answer = Box::new(move |commit| {
-                let outcome = match commit {
-                    Ok(()) => result,
-                    Err(reason) => result.and(Err(DbError::Commit { reason })),
-                };
                 // The caller may have stopped waiting.
-                let _ = sender.send(outcome);
+                let _ = sender.send(outcome(result, commit));
             });
             (good, answer)
         });
         self.jobs.send(job).map_err(|_| DbError::Closed)?;
         receiver.await.map_err(|_| DbError::Closed)?
+    }
+}
+
+fn outcome<T>(result: Result<T, DbError>, commit: Result<(), String>) -> Result<T, DbError> {
+    match commit {
+        Ok(()) => result,
+        Err(reason) => result.and(Err(DbError::Commit { reason })),
     }
 }
 

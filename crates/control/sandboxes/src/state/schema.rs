@@ -7,7 +7,8 @@ use rusqlite::Connection;
 use super::DbError;
 
 /// Each step brings the schema from its number to the next. Steps are only ever added.
-const STEPS: &[&str] = &["
+const STEPS: &[&str] = &[
+    "
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     CREATE TABLE sandboxes (
         id TEXT PRIMARY KEY,
@@ -24,7 +25,22 @@ const STEPS: &[&str] = &["
         created_at INTEGER NOT NULL,
         PRIMARY KEY (actor, key)
     ) STRICT;
-"];
+",
+    "
+    CREATE TABLE tokens (
+        name TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        role TEXT NOT NULL,
+        hash BLOB NOT NULL,
+        created_at INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE snapshots (
+        tag TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        public INTEGER NOT NULL
+    ) STRICT;
+",
+];
 
 /// Opens the file and brings its schema up to date.
 pub fn open(path: &Path) -> Result<Connection, DbError> {

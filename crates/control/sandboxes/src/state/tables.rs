@@ -8,22 +8,22 @@ use super::{Db, DbError, RECORD_VERSION, SandboxRecord, WorkspaceRecord};
 /// What a request with an idempotency key finds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
-    /// Nobody used the key before: go on, and say how it ended.
+    /// The key is new and now claimed: execute the request and settle the key.
     New,
-    /// The same request was answered before.
+    /// The same request has this response.
     Done(IdempotencyRecord),
-    /// The same request is being carried out, or was when the daemon died.
+    /// The same request is being executed, or was when the daemon died.
     Pending,
     /// The key was used for another request.
     Mismatch,
 }
 
-/// The answer to an earlier request.
+/// The response of an executed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdempotencyRecord {
     /// HTTP status.
     pub status: u16,
-    /// Body.
+    /// JSON.
     pub body: String,
 }
 
@@ -122,7 +122,7 @@ impl Db {
     }
 
     /// Claims an idempotency key for a request.
-    pub async fn claim(
+    pub async fn claim_key(
         &self,
         actor: String,
         key: String,
@@ -158,7 +158,7 @@ impl Db {
     }
 
     /// Says how the request of a key ended; `None` gives the key free again.
-    pub async fn settle(
+    pub async fn settle_key(
         &self,
         actor: String,
         key: String,
@@ -280,7 +280,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("state.db")).unwrap();
         let claim =
-            |key: &str, request: &str| db.claim("me".into(), key.into(), request.into(), 100);
+            |key: &str, request: &str| db.claim_key("me".into(), key.into(), request.into(), 100);
         assert_eq!(claim("k", "r").await.unwrap(), Claim::New);
         assert_eq!(claim("k", "r").await.unwrap(), Claim::Pending);
         assert_eq!(claim("k", "other").await.unwrap(), Claim::Mismatch);
@@ -288,13 +288,13 @@ mod tests {
             status: 201,
             body: "[]".into(),
         };
-        db.settle("me".into(), "k".into(), Some(answer.clone()))
+        db.settle_key("me".into(), "k".into(), Some(answer.clone()))
             .await
             .unwrap();
         assert_eq!(claim("k", "r").await.unwrap(), Claim::Done(answer));
         db.expire_keys(101, false).await.unwrap();
         assert_eq!(claim("k", "r").await.unwrap(), Claim::New);
-        db.settle("me".into(), "k".into(), None).await.unwrap();
+        db.settle_key("me".into(), "k".into(), None).await.unwrap();
         assert_eq!(claim("k", "other").await.unwrap(), Claim::New);
     }
 }

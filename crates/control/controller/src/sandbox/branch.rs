@@ -25,7 +25,7 @@ use crate::app::App;
 use crate::clock;
 use crate::db::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
 use crate::error::Error;
-use crate::launch::FdList;
+use crate::launch::{FdList, check_budget};
 use crate::snapshots::is_hidden;
 use crate::writing::Claimed;
 
@@ -358,6 +358,7 @@ impl Cut<'_> {
         layers::shorten(self.owned, &mut self.ended).await?;
         let record = self.owned.sandbox.record();
         let manifest = self.manifest(&record, &ingested, report, started);
+        check_budget(&manifest)?;
         let path = app.store.layout().blob(&ingested.memory.blob.digest);
         let built = BuiltRecord {
             image: report.image,

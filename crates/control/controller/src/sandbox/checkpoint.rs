@@ -251,7 +251,7 @@ impl Work<'_> {
             memory: fds.push(memory),
             new_layers: layers.iter().map(|(_, _, file)| fds.push(file)).collect(),
         };
-        let fds = fds.finish().map_err(|error| (error, false))?;
+        let fds = fds.finish().map_err(|error| (error.into(), false))?;
         let mut taken = false;
         let reply = self
             .owned

@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use forkd_store::BlobRef;
-use forkd_vmm_proto::Command;
+use forkd_vmm_proto::{Command, MAX_DISK_LAYERS};
 
 use super::driver::{Ended, Owned};
 use crate::compact::{merge_layers, open_blob};
 use crate::db::LayerRef;
 use crate::error::Error;
 use crate::launch::FdList;
-
-/// Frozen layers after which they become one.
-const MAX_DISK_LAYERS: usize = 16;
 
 /// Merges the frozen layers of disks that have many. All but the top layer of each disk are content. If it
 /// cannot be done now, the stack stays as it is: it reads the same.

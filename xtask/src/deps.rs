@@ -21,6 +21,7 @@ type Row = (&'static str, &'static [&'static str]);
 #[rustfmt::skip]
 const ALLOWED: &[Row] = &[
     ("base/os", &[]),
+    ("base/channel", &["contract/vmm-proto"]),
     ("contract/types", &[]),
     ("contract/api", &["contract/types"]),
     ("contract/vmm-proto", &["contract/types"]),
@@ -32,12 +33,12 @@ const ALLOWED: &[Row] = &[
     ("control/store", &["base/os", "contract/types"]),
     ("control/image", &["base/os", "contract/types"]),
     ("control/agent-client", &["contract/types", "contract/guest-proto"]),
-    ("control/vmm-link", &["contract/types", "contract/vmm-proto"]),
+    ("control/vmm-link", &["base/channel", "contract/types", "contract/vmm-proto"]),
     ("control/sandboxes", &["base/os", "contract/*", "control/store", "control/vmm-link", "control/agent-client"]),
     ("control/edge", &["contract/types", "contract/api", "control/sandboxes"]),
     ("control/planes", &["contract/*", "control/store", "control/agent-client", "control/sandboxes", "control/edge"]),
-    ("control/controller", &["base/os", "contract/*", "control/*"]),
-    ("host/sys", &["contract/types"]),
+    ("control/controller", &["base/*", "contract/*", "control/*"]),
+    ("host/sys", &["base/channel", "contract/types"]),
     ("host/probe", &["contract/types", "host/sys"]),
     ("host/memory", &["base/os", "contract/types", "contract/vmm-proto", "host/sys"]),
     ("host/devices", &["contract/types", "contract/vmm-proto", "host/sys", "host/memory"]),

@@ -14,11 +14,13 @@
 //! kernel, filling one does not. Every command is answered by exactly one [`Reply`] with the same
 //! sequence number; [`Event`]s come unasked in between.
 
+mod budget;
 mod cmdline;
 mod command;
 mod counters;
 mod engine;
 mod event;
+mod fds;
 mod flags;
 mod page_map;
 pub mod spawn;
@@ -26,11 +28,13 @@ mod spec;
 mod walls;
 mod wire;
 
+pub use budget::{MAX_DISK_LAYERS, MAX_FDS, restore_fds};
 pub use cmdline::LINUX_CMDLINE;
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
 pub use counters::{COUNTERS, CounterInfo, CounterKind, KnownCounter};
 pub use engine::{Capabilities, Capability};
 pub use event::{Event, ExitCode, StopCause};
+pub use fds::{FdList, TooManyFds};
 pub use flags::{Flag, FlagSet};
 pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
@@ -40,7 +44,7 @@ pub use spec::{
     PauseParts, PrepareSpec, RateLimit, RestoreSpec, RollbackReport, RollbackSpec, Shape,
     VsockSpec,
 };
-pub use wire::{FromVmm, MAX_FDS, MAX_MESSAGE, WireError, decode, encode};
+pub use wire::{FromVmm, MAX_MESSAGE, WireError, decode, encode};
 
 /// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
 pub const PROTOCOL_VERSION: u32 = 4;

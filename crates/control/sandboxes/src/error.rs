@@ -8,8 +8,8 @@ use forkd_api::ErrorCode;
 use forkd_store::StoreError;
 use forkd_types::{SandboxId, Tag};
 use forkd_vmm_link::{SpawnerError, VmmCallError};
-use forkd_vmm_proto::VmmErrorCode;
 use forkd_vmm_proto::spawn::SpawnError;
+use forkd_vmm_proto::{MAX_FDS, TooManyFds, VmmErrorCode};
 use thiserror::Error;
 
 use crate::state::DbError;
@@ -102,6 +102,19 @@ pub enum Error {
     /// A task of ours was lost.
     #[error("an internal task ended early")]
     Task,
+}
+
+impl From<TooManyFds> for Error {
+    fn from(error: TooManyFds) -> Self {
+        Self::hinted(
+            ErrorCode::LimitReached,
+            format!(
+                "the snapshot has {} layers and other files, {MAX_FDS} is the limit",
+                error.count
+            ),
+            "compact the snapshot first: POST /v1/snapshots/{tag}/compact",
+        )
+    }
 }
 
 impl Error {

@@ -3,7 +3,6 @@
 //! What rustix already offers is used from there; here is what it does not have, and the few places
 //! where a system call needs an `unsafe` block with a reason.
 
-mod channel;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod filter_probe;
 mod fork;
@@ -14,8 +13,8 @@ mod signal;
 mod tap;
 mod track;
 
-pub use channel::{Channel, ChannelError, Received};
 pub use fork::{ChildWriter, ForkError};
+pub use forkd_channel::{Channel, ChannelError, Received};
 pub use heap::use_one_heap;
 pub use inherit::inherited_fd;
 pub use pagemap::{PageRange, Pagemap, PagemapError, open_pagemap};

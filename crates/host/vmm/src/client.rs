@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forkd_sys::{Channel, ChannelError};
 use forkd_vmm_proto::{
-    BootSpec, Command, Counters, CutReport, CutSpec, Event, FdIndex, FromVmm, MAX_MESSAGE,
+    BootSpec, Command, Counters, CutReport, CutSpec, Event, FdIndex, FdList, FromVmm, MAX_MESSAGE,
     PROTOCOL_VERSION, PrepareSpec, Reply, Request, ResponseTo, RestoreSpec, Shape, VmmError,
     WireError, decode, encode,
 };
@@ -43,24 +43,22 @@ pub enum ClientError {
 
 /// The descriptors of a message, with the numbers under which it names them.
 #[derive(Default)]
-pub struct Attach<'a>(Vec<BorrowedFd<'a>>);
+pub struct Attach<'a>(FdList<BorrowedFd<'a>>);
 
 impl<'a> Attach<'a> {
-    /// Nothing yet.
+    /// No descriptors yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more.
+    /// Adds a descriptor.
     pub fn add(&mut self, fd: &'a impl AsFd) -> FdIndex {
-        self.0.push(fd.as_fd());
-        // A message carries at most 64.
-        FdIndex((self.0.len() - 1) as u8)
+        self.0.push(fd)
     }
 
     /// All of them, to be sent.
     pub fn fds(&self) -> &[BorrowedFd<'a>] {
-        &self.0
+        self.0.as_slice()
     }
 }
 
@@ -126,7 +124,7 @@ impl Client {
             seq: self.seq,
             command,
         };
-        self.channel.send(&encode(&request)?, &attach.0)?;
+        self.channel.send(&encode(&request)?, attach.fds())?;
         Ok(self.seq)
     }
 

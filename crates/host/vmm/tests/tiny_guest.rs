@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use forkd_sys::{Channel, ChannelError};
 use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::kvm::VcpuState;
@@ -13,9 +14,10 @@ use forkd_vmm::state::MachineState;
 use forkd_vmm::tiny;
 use forkd_vmm_proto::{
     BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutExtent, CutSpec, FdIndex, ImageId,
-    MemoryImage, NetAttachment, NetBackend, NetSpec, PageIndex, Reply, RestoreSpec, Shape,
-    StopCause, VmmErrorCode, VmmPhase, VsockSpec,
+    MAX_MESSAGE, MemoryImage, NetAttachment, NetBackend, NetSpec, PROTOCOL_VERSION, PageIndex,
+    Reply, Request, RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec, encode,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const SHAPE: Shape = Shape {
     engine: Engine::FORKD,
@@ -613,4 +615,34 @@ fn a_vmm_whose_controller_goes_away_ends() {
         .unwrap();
     drop((ours, theirs));
     assert_eq!(child.wait().unwrap().code(), Some(20));
+}
+
+/// Although the test holds the other end of the control socket, as a daemon does.
+#[test]
+fn a_vmm_ends_with_the_process_that_started_it() {
+    let (ours, theirs) = Channel::pair().unwrap();
+    let program = env!("CARGO_BIN_EXE_forkd-vmm");
+    let mut parent = std::process::Command::new("/bin/sh")
+        .args(["-c", "exec 3<&0; \"$0\" --control-fd 3 & wait", program])
+        .stdin(OwnedFd::from(theirs))
+        .spawn()
+        .unwrap();
+    let hello = Request {
+        seq: 1,
+        command: Command::Hello {
+            version: PROTOCOL_VERSION,
+        },
+    };
+    ours.send(&encode(&hello).unwrap(), &[]).unwrap();
+    let mut buffer = vec![0; MAX_MESSAGE];
+    ours.recv(&mut buffer).unwrap();
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let limit = Timespec {
+        tv_sec: 60,
+        tv_nsec: 0,
+    };
+    let ended = poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&limit));
+    assert_eq!(ended, Ok(1), "the VMM lives on");
+    assert!(matches!(ours.recv(&mut buffer), Err(ChannelError::Closed)));
 }

@@ -1,41 +1,25 @@
 //! Descriptors that travel with a message.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use forkd_store::{Manifest, Store};
-use forkd_vmm_proto::{FdIndex, MAX_FDS, MemoryImage, PageIndex};
+use forkd_vmm_proto::{MAX_FDS, MemoryImage, PageIndex, TooManyFds, restore_fds};
 
 use crate::error::Error;
 use crate::touched::Touched;
 
-/// Collects descriptors and gives each its place.
-#[derive(Debug, Default)]
-pub struct FdList<'a> {
-    fds: Vec<BorrowedFd<'a>>,
-}
+/// The descriptors of one message.
+pub type FdList<'a> = forkd_vmm_proto::FdList<BorrowedFd<'a>>;
 
-impl<'a> FdList<'a> {
-    /// Adds a descriptor.
-    pub fn push(&mut self, fd: &'a impl AsFd) -> FdIndex {
-        self.fds.push(fd.as_fd());
-        FdIndex(u8::try_from(self.fds.len() - 1).unwrap_or(u8::MAX))
+/// Refuses a snapshot with more layers than a restore can hand over, before it is made.
+pub fn check_budget(manifest: &Manifest) -> Result<(), Error> {
+    let disks = manifest.disks.iter().map(|disk| disk.layers.len());
+    let count = restore_fds(manifest.memory.layers.len(), disks);
+    if count > MAX_FDS {
+        return Err(TooManyFds { count }.into());
     }
-
-    /// All of them, if they fit into one message.
-    pub fn finish(self) -> Result<Vec<BorrowedFd<'a>>, Error> {
-        if self.fds.len() > MAX_FDS {
-            return Err(Error::hinted(
-                forkd_api::ErrorCode::LimitReached,
-                format!(
-                    "the snapshot has {} layers and other files, {MAX_FDS} is the limit",
-                    self.fds.len()
-                ),
-                "compact the snapshot first: POST /v1/snapshots/{tag}/compact",
-            ));
-        }
-        Ok(self.fds)
-    }
+    Ok(())
 }
 
 /// The files of a snapshot, opened once for all children of a request.
@@ -105,5 +89,41 @@ impl SnapshotFiles {
                 None => PageIndex::Identity,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forkd_api::ErrorCode;
+    use forkd_store::{BlobRef, DiskManifest};
+    use forkd_types::Digest;
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_could_not_be_restored_is_refused_when_it_is_made() {
+        let blob = BlobRef {
+            digest: Digest([0; 32]),
+            bytes: 4096,
+        };
+        let manifest = |frozen: usize| -> Manifest {
+            let disk = DiskManifest {
+                base: blob,
+                layers: vec![blob; frozen],
+                read_only: false,
+                serial: "root".into(),
+            };
+            serde_json::from_value(serde_json::json!({
+                "schema": forkd_store::SCHEMA, "tag": "a", "created_at_unix": 1, "engine": "forkd",
+                "memory_mib": 1, "vcpus": 1, "cpu": "host", "state": blob,
+                "memory": {"layers": vec![blob; 32], "index": blob}, "disks": vec![disk; 4],
+                "source": forkd_store::Source::default(), "origin": {"kind": "import"},
+                "versions": forkd_store::Versions::default(),
+            }))
+            .unwrap()
+        };
+        check_budget(&manifest(16)).unwrap();
+        let refused = check_budget(&manifest(30)).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::LimitReached);
     }
 }

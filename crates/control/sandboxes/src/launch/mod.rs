@@ -9,6 +9,6 @@ mod spawn;
 mod vm;
 
 pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
-pub use fds::{FdList, SnapshotFiles};
+pub use fds::{FdList, SnapshotFiles, check_budget};
 pub use spawn::{Launcher, StartedVm};
 pub use vm::{BootInput, boot, check_engine, random_mac, restore, shape};

@@ -191,7 +191,7 @@ async fn keep(
         memory: fds.push(memory),
         new_layers: layers.iter().map(|layer| fds.push(&layer.file)).collect(),
     };
-    let fds = fds.finish().map_err(|error| (error, false))?;
+    let fds = fds.finish().map_err(|error| (error.into(), false))?;
     let mut captured = false;
     let reply = owner
         .call_noting(Command::Checkpoint(spec), &fds, |event| {

@@ -1,21 +1,15 @@
 //! Cuts that leave their source still, with a stand-in for the VMM.
 
 use std::fs::File;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use forkd_channel::Channel;
 use forkd_types::{Digest, Engine, Tag};
 use forkd_vmm_proto::spawn::Vm;
 use forkd_vmm_proto::{
-    Capabilities, Command, CutReport, Event, FromVmm, ImageId, MAX_FDS, MAX_MESSAGE, Reply,
-    Request, ResponseTo, Status, VmmPhase, decode, encode,
-};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
-    SocketType, recvmsg, send, socketpair,
+    Capabilities, Command, CutReport, Event, FromVmm, ImageId, MAX_MESSAGE, Reply, Request,
+    ResponseTo, Status, VmmPhase, decode, encode,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -32,29 +26,16 @@ fn app(root: &Path) -> Arc<App> {
     App::open(Config::below(root)).unwrap().0
 }
 
-fn receive(socket: &OwnedFd) -> Option<(Request, Vec<File>)> {
+fn receive(socket: &Channel) -> Option<(Request, Vec<File>)> {
     let mut bytes = vec![0; MAX_MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        flags,
-    );
-    let length = got.ok().filter(|got| got.bytes > 0)?.bytes;
-    let files = control.drain().flat_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => fds.map(File::from).collect(),
-        _ => Vec::new(),
-    });
-    let files = files.collect();
-    Some((decode(&bytes[..length]).unwrap(), files))
+    let received = socket.recv(&mut bytes).ok()?;
+    let files = received.fds.into_iter().map(File::from).collect();
+    Some((decode(&bytes[..received.len]).unwrap(), files))
 }
 
 /// Obeys, tells what it was asked, and writes cuts that can be stored or cannot.
-fn stand_in(socket: &OwnedFd, whole: bool, asked: &mpsc::UnboundedSender<&'static str>) {
-    let say = |said: FromVmm| send(socket, &encode(&said).unwrap(), SendFlags::NOSIGNAL);
+fn stand_in(socket: &Channel, whole: bool, asked: &mpsc::UnboundedSender<&'static str>) {
+    let say = |said: FromVmm| socket.send(&encode(&said).unwrap(), &[]);
     while let Some((Request { seq, command }, files)) = receive(socket) {
         let (name, reply) = match command {
             Command::Cut(spec) => {
@@ -122,13 +103,7 @@ impl Bench {
             "pid": 1, "owner": "me", "created_at_unix": 1, "memory_mib": 1, "vcpus": 1, "cpu": "host",
             "memory": {"layers": [blob]}, "disks": [], "source": forkd_store::Source::default(),
         }));
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap();
+        let (ours, theirs) = Channel::pair().unwrap();
         let (sender, asked) = mpsc::unbounded_channel();
         std::thread::spawn(move || stand_in(&theirs, whole, &sender));
         let vm = Vm {
@@ -138,7 +113,10 @@ impl Bench {
             capabilities: Capabilities::all(),
             pooled: false,
         };
-        let taken = StartedVm { vm, control: ours };
+        let taken = StartedVm {
+            vm,
+            control: ours.into(),
+        };
         let adoption = Adoption { taken, epoch: 1 };
         let slot = app.limits.adopted("me");
         let record: SandboxRecord = record.unwrap();

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use forkd_store::BlobRef;
-use forkd_vmm_proto::Command;
+use forkd_vmm_proto::{Command, MAX_DISK_LAYERS};
 
 use super::disk_budget;
 use super::owner::SandboxOwner;
@@ -16,9 +16,6 @@ use crate::error::Error;
 use crate::launch::{FdList, NewDisk, NewLayer};
 use crate::ops::compact::{merge_layers, open_blob};
 use crate::state::{LayerRef, SandboxRecord};
-
-/// Frozen layers of a disk above which they are merged: every layer is a descriptor in the VMM of each child.
-const MAX_DISK_LAYERS: usize = 16;
 
 /// New, empty layers for the writable disks.
 pub(crate) fn new_layers(app: &App, record: &SandboxRecord) -> Result<Vec<NewLayer>, Error> {

@@ -14,6 +14,7 @@ use super::{Cut, CutDone, CutMode, Destination};
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
+use crate::launch::check_budget;
 use crate::ops::snapshots;
 use crate::sandbox::layers;
 use crate::state::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
@@ -51,6 +52,7 @@ impl Cut<'_> {
             image: report.image,
             memory: manifest.memory.clone(),
         };
+        check_budget(&manifest)?;
         let published = self.reach(manifest).await?;
         let record = self
             .owner

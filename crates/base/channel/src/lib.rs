@@ -1,18 +1,20 @@
-//! Packets with descriptors over a Unix socket.
+//! Packets with descriptors over a `SOCK_SEQPACKET` Unix socket: the one implementation for every process that speaks
+//! `forkd_vmm_proto`.
+//!
+//! [`Channel`] blocks, or not, as its socket does. Programs with a reactor of their own use [`send`] and [`recv`] on any
+//! descriptor that does not block.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use forkd_vmm_proto::MAX_FDS;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
     sendmsg, socketpair,
 };
 use thiserror::Error;
-
-/// The most descriptors that one packet may carry.
-pub const MAX_FDS: usize = 64;
 
 /// One end of a connected `SOCK_SEQPACKET` socket.
 #[derive(Debug)]
@@ -72,71 +74,92 @@ impl Channel {
         Self { socket }
     }
 
-    /// Sends one packet with descriptors; blocks while the other end's buffer is full.
+    /// [`send`] on this end.
     pub fn send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
-        if fds.len() > MAX_FDS {
-            return Err(ChannelError::TooManyFds { count: fds.len() });
-        }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        loop {
-            let sent = sendmsg(
-                &self.socket,
-                &[IoSlice::new(packet)],
-                &mut control,
-                SendFlags::NOSIGNAL,
-            );
-            return match sent {
-                Ok(_) => Ok(()),
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
-                    Err(ChannelError::Closed)
-                }
-                Err(e) => Err(ChannelError::Io(e.into())),
-            };
-        }
+        send(&self.socket, packet, fds)
     }
 
-    /// Receives one packet; blocks until there is one.
+    /// [`recv`] on this end.
     pub fn recv(&self, buffer: &mut [u8]) -> Result<Received, ChannelError> {
-        let limit = buffer.len();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let message = loop {
-            match recvmsg(
-                &self.socket,
-                &mut [IoSliceMut::new(buffer)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            ) {
-                Ok(message) => break message,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::CONNRESET) => return Err(ChannelError::Closed),
-                Err(e) => return Err(ChannelError::Io(e.into())),
+        recv(&self.socket, buffer)
+    }
+}
+
+/// Sends one packet with descriptors. On a socket that blocks it waits while the other end's buffer is full.
+pub fn send(socket: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
+    if fds.len() > MAX_FDS {
+        return Err(ChannelError::TooManyFds { count: fds.len() });
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    loop {
+        let sent = sendmsg(
+            &socket,
+            &[IoSlice::new(packet)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+        return match sent {
+            Ok(_) => Ok(()),
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
+                Err(ChannelError::Closed)
             }
+            Err(e) => Err(ChannelError::Io(e.into())),
         };
-        let mut fds = Vec::new();
-        for item in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = item {
-                fds.extend(rights);
-            }
+    }
+}
+
+/// Receives one packet. On a socket that blocks it waits for one.
+pub fn recv(socket: impl AsFd, buffer: &mut [u8]) -> Result<Received, ChannelError> {
+    let limit = buffer.len();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = loop {
+        match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(buffer)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Ok(message) => break message,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::CONNRESET) => return Err(ChannelError::Closed),
+            Err(e) => return Err(ChannelError::Io(e.into())),
         }
-        if message
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
-            return Err(ChannelError::Truncated { limit });
+    };
+    let mut fds = Vec::new();
+    for item in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = item {
+            fds.extend(rights);
         }
-        if message.bytes == 0 {
-            return Err(ChannelError::Closed);
+    }
+    if message
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
+        return Err(ChannelError::Truncated { limit });
+    }
+    if message.bytes == 0 {
+        return Err(ChannelError::Closed);
+    }
+    Ok(Received {
+        len: message.bytes,
+        fds,
+    })
+}
+
+/// For reactors, which look for [`io::ErrorKind::WouldBlock`].
+impl From<ChannelError> for io::Error {
+    fn from(error: ChannelError) -> Self {
+        match error {
+            ChannelError::Io(error) => error,
+            ChannelError::Closed => io::ErrorKind::BrokenPipe.into(),
+            other => Self::new(io::ErrorKind::InvalidData, other),
         }
-        Ok(Received {
-            len: message.bytes,
-            fds,
-        })
     }
 }
 

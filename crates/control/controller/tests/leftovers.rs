@@ -1,6 +1,7 @@
 //! What a daemon that was killed leaves, and what becomes of it.
 
 mod local;
+mod published;
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use forkd_controller::sandbox::{Phase, Sandbox};
 use forkd_controller::workspaces;
 use forkd_store::Manifest;
 use forkd_types::{SandboxId, Tag};
-use local::{app, publish};
+use local::app;
+use published::publish;
 
 const ID: &str = "sb-00000001-0000000000000001";
 

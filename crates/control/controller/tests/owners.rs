@@ -1,6 +1,6 @@
 //! What one owner can do with what belongs to another: every route of the API.
 
-mod local;
+mod published;
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use forkd_controller::owners::Ownership;
 use forkd_controller::sandbox::{Phase, Sandbox};
 use forkd_types::Tag;
 use futures::StreamExt;
-use local::publish;
+use published::publish;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

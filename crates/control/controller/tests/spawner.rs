@@ -1,6 +1,7 @@
 //! What the daemon says to `forkd-spawn`.
 
 mod local;
+mod published;
 mod stand_in;
 
 use std::collections::BTreeMap;
@@ -13,7 +14,8 @@ use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
     MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus,
 };
-use local::{app, publish};
+use local::app;
+use published::publish;
 use stand_in::stand_in;
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {

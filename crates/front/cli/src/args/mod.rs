@@ -10,6 +10,7 @@ mod man;
 mod quickstart;
 mod sandbox;
 mod snapshot;
+mod token;
 mod r#where;
 mod workspace;
 
@@ -29,8 +30,9 @@ pub use sandbox::{
 };
 pub use snapshot::{
     ImagesArgs, RmiArgs, SnapshotArgs, SnapshotCompactArgs, SnapshotDiffArgs, SnapshotInfoArgs,
-    StoreArgs,
+    SnapshotShareArgs, StoreArgs,
 };
+pub use token::{TokenArgs, TokenCommand};
 pub use r#where::WhereArgs;
 pub use workspace::{WorkspaceArgs, WorkspaceCommand};
 
@@ -163,10 +165,14 @@ pub enum Command {
     SnapshotDiff(SnapshotDiffArgs),
     /// Make a snapshot without parents from one that has parents
     SnapshotCompact(SnapshotCompactArgs),
+    /// Let every owner use a snapshot, or its own only
+    SnapshotShare(SnapshotShareArgs),
     /// Say what snapshots take on disk, or look for damage
     Store(StoreArgs),
     /// Sandboxes with a name that can be put to sleep
     Workspace(WorkspaceArgs),
+    /// Make, list and revoke tokens
+    Token(TokenArgs),
     /// Measure this host: forks, branches, roll-backs
     Bench(BenchArgs),
     /// Remove sandboxes that ended by themselves and snapshots that cannot be used

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 struct Daemon {
-    app: Arc<App>,
+    _app: Arc<App>,
     edge: EdgeConfig,
     router: Router,
     _dir: tempfile::TempDir,
@@ -41,7 +41,7 @@ impl Daemon {
         let (app, _endings) = App::open(Config::below(root)).unwrap();
         let front = Front::open(&app, &edge).unwrap();
         Self {
-            app,
+            _app: app,
             edge,
             router: front.router,
             _dir: dir,

@@ -1,6 +1,7 @@
 //! What a daemon that was killed leaves, and what becomes of it.
 
 mod local;
+mod published;
 
 use std::sync::Arc;
 
@@ -11,7 +12,8 @@ use forkd_sandboxes::sandbox::{SandboxHandle, owner};
 use forkd_sandboxes::state::{RECORD_VERSION, SandboxRecord, WorkspaceRecord};
 use forkd_store::Manifest;
 use forkd_types::{SandboxId, Tag};
-use local::{app, publish};
+use local::app;
+use published::publish;
 
 const ID: &str = "sb-00000001-0000000000000001";
 

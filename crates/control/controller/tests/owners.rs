@@ -1,6 +1,6 @@
 //! What one owner can do with what belongs to another: every route of the API.
 
-mod local;
+mod published;
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use forkd_sandboxes::sandbox::{SandboxHandle, owner};
 use forkd_sandboxes::state::{RECORD_VERSION, SandboxRecord, WorkspaceRecord};
 use forkd_types::Tag;
 use futures::StreamExt;
-use local::publish;
+use published::publish;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

@@ -1,6 +1,7 @@
 //! What the daemon says to `forkd-spawn`.
 
 mod local;
+mod published;
 mod stand_in;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,8 @@ use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
     MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus,
 };
-use local::{app, publish, publish_of};
+use local::app;
+use published::publish;
 use stand_in::stand_in;
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
@@ -82,7 +84,13 @@ async fn children_of_a_batch_that_failed_are_all_ended() {
 async fn a_snapshot_of_another_engine_is_refused_before_a_vm_is_started() {
     let dir = tempfile::tempdir().unwrap();
     let app = app(dir.path());
-    let manifest = publish_of(&app, "foreign", "sb-1", "other".parse().unwrap());
+    let foreign = Manifest {
+        tag: "foreign".parse().unwrap(),
+        engine: "other".parse().unwrap(),
+        ..publish(&app, "base", "sb-1")
+    };
+    let manifest = foreign.clone();
+    app.store.publish(foreign).unwrap();
     stand_in(&dir.path().join("run/spawn.sock"), |command| {
         panic!("{command:?}")
     });

@@ -36,7 +36,7 @@ const ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest id that is taken over from the client.
 const MAX_ID: usize = 64;
 /// Requests in flight to the guest of one sandbox.
-const PER_SANDBOX: usize = 64;
+const PER_SANDBOX: usize = 256;
 /// Guest requests in flight for each other request in flight: they wait for guests most of the time.
 const GUEST_FACTOR: usize = 4;
 

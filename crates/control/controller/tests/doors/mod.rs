@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use axum::Router;
 use forkd_edge::listen::{self, Bound, Limits, ListenAddr, Server};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -46,15 +45,6 @@ impl Doors {
         socket.connect(self.address).await
     }
 
-    /// The answer to `GET /healthz` over TCP.
-    pub async fn ask_from(&self, source: [u8; 4]) -> std::io::Result<String> {
-        let mut stream = self.connect_from(source).await?;
-        stream.write_all(ASK).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
-    }
-
     /// The answer to `GET /healthz` over the Unix socket, on a thread of its own.
     pub fn ask_unix(socket: &Path) -> String {
         let mut stream = UnixStream::connect(socket).unwrap();
@@ -65,7 +55,7 @@ impl Doors {
     }
 }
 
-const ASK: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+pub const ASK: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 impl Drop for Doors {
     fn drop(&mut self) {

@@ -13,6 +13,7 @@ mod man;
 mod quickstart;
 mod sandbox;
 mod snapshot;
+mod token;
 mod r#where;
 mod workspace;
 
@@ -33,8 +34,9 @@ pub use sandbox::{
 };
 pub use snapshot::{
     ImagesArgs, RmiArgs, SnapshotArgs, SnapshotCompactArgs, SnapshotDiffArgs, SnapshotInfoArgs,
-    StoreArgs,
+    SnapshotShareArgs, StoreArgs,
 };
+pub use token::{TokenArgs, TokenCommand};
 pub use r#where::WhereArgs;
 pub use workspace::{WorkspaceArgs, WorkspaceCommand};
 
@@ -194,10 +196,14 @@ pub enum Command {
     SnapshotDiff(SnapshotDiffArgs),
     /// Copy a snapshot into one that depends on no parent
     SnapshotCompact(SnapshotCompactArgs),
+    /// Let every owner use a snapshot, or only its own
+    SnapshotShare(SnapshotShareArgs),
     /// Show the disk usage of snapshots, or check them for damage
     Store(StoreArgs),
     /// Manage named sandboxes that can be suspended
     Workspace(WorkspaceArgs),
+    /// Create, list and revoke tokens
+    Token(TokenArgs),
     /// Measure forks, branches and rollbacks on this host
     Bench(BenchArgs),
     /// Delete failed sandboxes and unusable snapshots

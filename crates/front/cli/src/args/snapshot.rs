@@ -119,6 +119,21 @@ pub struct RmiArgs {
     pub daemon: DaemonArgs,
 }
 
+/// Arguments of `forkd snapshot-share`.
+#[derive(Debug, Args)]
+pub struct SnapshotShareArgs {
+    /// The snapshot
+    pub tag: String,
+    /// Only its owner again; children that others have started go on
+    #[arg(long)]
+    pub private: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
 /// Arguments of `forkd snapshot-info`.
 #[derive(Debug, Args)]
 pub struct SnapshotInfoArgs {

@@ -28,8 +28,10 @@ mod snapshot;
 mod snapshot_compact;
 mod snapshot_diff;
 mod snapshot_info;
+mod snapshot_share;
 mod spawn;
 mod store;
+mod token;
 mod top;
 mod r#where;
 mod workspace;
@@ -71,8 +73,10 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),
         Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),
         Command::SnapshotCompact(args) => snapshot_compact::run(&args, ui),
+        Command::SnapshotShare(args) => snapshot_share::run(&args, ui),
         Command::Store(args) => store::run(&args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
+        Command::Token(args) => token::run(args, ui),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Doctor(args) => doctor::run(&args, ui),
         Command::Machine(args) => machine::run(args, ui),

@@ -8,6 +8,6 @@ run cargo build --locked --release --workspace --bins --exclude xtask --exclude 
 # Naming the target keeps these flags away from build scripts and procedural macros.
 RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static" \
     run cargo build --locked --profile agent --target "$agent_target" -p forkd-agent
-# Somebody may be reading the old one: replace it in one step.
+# A process may be reading the old file: replace it atomically.
 cp "$target/$agent_target/agent/forkd-agent" "$bin/.forkd-agent.$$"
 mv "$bin/.forkd-agent.$$" "$bin/forkd-agent"

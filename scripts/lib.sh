@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: where things are, how steps are shown, how everything ends on Ctrl-C.
+# Sourced by the other scripts: paths, steps, and clean-up on Ctrl-C.
 
 set -euo pipefail
 
@@ -12,7 +12,7 @@ bin=$target/release
 agent_target=x86_64-unknown-linux-gnu
 static_agent=$target/$agent_target/agent/forkd-agent
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
-# Where the QEMU of this system is too old, set-up puts one here.
+# Set-up puts a QEMU here if the system's is too old.
 if [ -x "$cache/qemu/bin/qemu-system-x86_64" ]; then PATH=$cache/qemu/bin:$PATH; fi
 
 # The unit tests, as cargo is told: without examples, and without documentation tests, which nextest does not run either.
@@ -44,10 +44,10 @@ elapsed() {
 
 # ---- running things so that nothing outlives us
 #
-# Each command runs as the leader of a process group of its own. Ctrl-C (or TERM, or HUP) reaches this shell, which
-# ends the whole group, runs what was registered with `at_end`, and then dies of the same signal.
+# Each command runs as the leader of its own process group. Ctrl-C (or TERM, or HUP) reaches this shell. The shell
+# ends the whole group, runs the commands that were registered with `at_end`, and dies of the same signal.
 
-# Scripts call scripts: an outer one waits longer than those it started, so that they can clean up after themselves.
+# Scripts call scripts: an outer script waits longer than an inner one, so that the inner one can clean up.
 
 depth=${FORKD_SCRIPT_DEPTH:-0}
 export FORKD_SCRIPT_DEPTH=$((depth + 1))
@@ -56,9 +56,9 @@ group=
 end_actions=()
 at_end() { end_actions+=("$1"); }
 
-# A foreground command: streams go through, the exit status comes back.
+# Runs a foreground command: streams pass through, and the exit status is returned.
 run() {
-    # Inside of a command that runs this way already, its group is ended as a whole.
+    # A command inside a command that runs this way: its group is ended as a whole.
     if [ "$BASHPID" != $$ ]; then
         "$@" </dev/null
         return

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check that needs no guest. Runs all of them and reports all failures.
+# `make lint`: runs every check that needs no guest, and reports all failures.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # The selection and the profile of build.sh, so that dependencies are compiled once.

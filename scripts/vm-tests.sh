@@ -5,7 +5,11 @@
 # that begins with `daemon` leaves the scenarios out and chooses tests of the daemon: `daemon` all of them, `daemon: many`
 # those whose names begin so. `--list` lists names and runs nothing. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
 #
-# With --soak first: large repetition counts; what has passed with these programs is remembered.
+#     vm-tests.sh [--soak] [--list] [daemon | NAME-PART…]
+#
+# NAME-PART selects scenarios by parts of their names. `daemon` runs only the tests of the daemon. `--list` only lists
+# the scenarios. `--soak` uses large counts and skips scenarios that have passed with the same programs. Progress goes
+# to stderr; stdout ends with a line `N passed, N failed`.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$root/scripts/machines.sh"
 source "$root/scripts/daemon-tests.sh"
@@ -20,7 +24,7 @@ work=$(mktemp -d)
 at_end 'rm -rf "$work"'
 touch "$work/todo" "$work/results"
 
-# Fills a folder with links to what the cache has, and names it in `assets`.
+# Fills a folder with links to the files in the cache, and names it in `assets`.
 make_assets() {
     assets=$work/assets
     mkdir "$assets"
@@ -31,9 +35,9 @@ make_assets() {
     ln -s "$("$bin/forkd-image" build python-numpy)" "$assets/python-numpy.ext4"
 }
 
-# ---- what is to be done
+# ---- the list of work
 
-# Soaks are long, so what has passed is remembered for the programs that it passed with: `passed_before PROGRAM…`.
+# Prints the file that records passed names for these programs: `passed_before PROGRAM…`. Only soaks use it.
 passed_before() {
     local key
     [ -n "$soak" ] || { printf '%s' /dev/null; return; }
@@ -43,7 +47,7 @@ passed_before() {
     printf '%s' "$cache/soak/$key"
 }
 
-# Each argument is a part of names; none means all.
+# Each argument is a part of a name; no argument selects all.
 list_scenarios() {
     local part
     if [ $# -eq 0 ]; then set -- ''; fi
@@ -69,7 +73,7 @@ fill_todo() {
     done < <(list_scenarios "$@")
 }
 
-# Prints the next name and takes it off the list.
+# Prints the next name and removes it from the list.
 next() {
     (
         flock 9
@@ -78,11 +82,11 @@ next() {
     ) 9>"$work/lock"
 }
 
-# ---- doing it
+# ---- execution
 
 on_host() { FORKD_ASSETS=$assets FORKD_SOAK=$soak "$bin/forkd-e2e" --exact "$1" --nocapture; }
 
-# What a scenario measured is worth a line; what the parts of forkd logged meanwhile is not, unless it failed.
+# Prints the measurements of a scenario. Logs of forkd's programs are shown only if the scenario failed.
 show() {
     local verdict=$1 name=$2 log=$3 begin=$4
     took "scenario $name" $(($(now_ms) - begin))
@@ -97,14 +101,13 @@ show() {
     } >&2
 }
 
-# A soak says how far it is; an everyday run is short enough to say all at its end.
+# A soak prints its progress; an everyday run prints everything at its end.
 follow() {
     if [ -n "$soak" ]; then sed -u -n -E "s/^(test [^ ]+ +\.\.\. )?([0-9]+ [a-z]+ after .*)/    $1: \2/p" >&2; else cat >/dev/null; fi
 }
 
-# `scenario NAME [second]`. An emulated machine may die; no scenario is blamed for that and none is let off for it: it runs
-# again in a new one. A scenario that fails on an emulated processor gets a second try, in the open; on real hardware a
-# failure is a failure.
+# `scenario NAME [second]`. If an emulated machine dies, the scenario runs again in a new machine. A scenario that
+# fails on an emulated CPU gets a second, visible try. On real hardware a failure is a failure.
 scenario() {
     local name=$1 second=${2:-} log=$work/$1.log begin status=0 try
     begin=$(now_ms)
@@ -139,7 +142,7 @@ worker() {
         if [ "$name" != daemon ]; then
             scenario "$name"
         else
-            # The daemon that is tested is the one of a machine, wherever guests run.
+            # The tested daemon always runs in a machine.
             if [ "$place" = on_host ]; then fill_machine; fi
             daemon_tests
         fi
@@ -180,10 +183,10 @@ fi
 status=0
 run workers || status=$?
 
-# A line of `results` is a scenario, or a number of cases: `ok NAME`, `FAILED NAME`, `ok N cases`, `FAILED N cases`.
+# A line of `results` is a scenario or a number of cases: `ok NAME`, `FAILED NAME`, `ok N cases`, `FAILED N cases`.
 count() { awk -v verdict="$1" '$1 == verdict { n += $3 == "cases" ? $2 : 1 } END { print n + 0 }' "$work/results"; }
 sed -n 's/^FAILED /    failed: /p' "$work/results" >&2
-# What nobody came to has not passed.
+# Work that no worker has taken counts as failed.
 left=$(wc -l <"$work/todo")
 if [ "$left" -gt 0 ]; then say "    $left not run: $(tr '\n' ' ' <"$work/todo")"; fi
 passed=$(count ok) failed=$(($(count FAILED) + left))

@@ -98,7 +98,7 @@ struct Conditions {
     clock: &'static str,
 }
 
-/// Runs `chain`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let (chain, disk) = daemon::run(&args.measure.daemon, "chain", async |daemon| {

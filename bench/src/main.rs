@@ -52,7 +52,7 @@ enum What {
     /// Run one child of the floor measurement.
     #[command(name = floor::CHILD, hide = true)]
     FloorChild {
-        /// Guest memory.
+        /// Memory of the guest.
         memory: MiB,
     },
 }
@@ -63,7 +63,7 @@ struct PrimitivesArgs {
     #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000], value_name = "N,…")]
     n: Vec<usize>,
 
-    /// Guest memory.
+    /// Memory of the guest.
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: MiB,
 

@@ -12,7 +12,7 @@ pub trait Findings: Serialize {
 
 #[derive(Debug, clap::Args)]
 pub struct OutputArgs {
-    /// Print JSON.
+    /// Print the results as JSON.
     #[arg(long)]
     json: bool,
 }

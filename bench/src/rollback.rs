@@ -71,7 +71,7 @@ struct Rollback {
     checkpoint_request_ms: f64,
 }
 
-/// Runs `rollback`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let rollback = daemon::run(&args.measure.daemon, "rollback", async |daemon| {

@@ -18,7 +18,8 @@ fn alive(pid: &str) -> bool {
     })
 }
 
-/// A script that runs a script that runs a program with a child; the signal goes to the outermost alone.
+/// Runs a script that runs a script that runs a program with a child. The signal goes to the outermost script
+/// only.
 fn interrupted_by(signal: &str) {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let dir = tempfile::tempdir().unwrap();

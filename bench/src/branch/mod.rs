@@ -47,7 +47,7 @@ pub struct Args {
     measure: MeasureArgs,
 }
 
-/// Runs `branch`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let branch = daemon::run(&args.measure.daemon, "branch", async |daemon| {

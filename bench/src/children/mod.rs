@@ -52,7 +52,7 @@ pub struct Args {
     chart: Option<PathBuf>,
 }
 
-/// Runs `fork`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let fork = daemon::run(&args.daemon, "fork", async |daemon| {

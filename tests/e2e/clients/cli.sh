@@ -51,7 +51,7 @@ expect 2 'variable bad is not set here: write KEY=VALUE' exec -e bad "$id" -- tr
 expect 2 'cannot be used with' exec -i --json "$id" -- true
 printf 'hello' | "$forkd" exec -i "$id" -- tr a-z A-Z >"$work/out" 2>&1
 check 0 $? '^HELLO$' "exec -i $id -- tr a-z A-Z"
-# A terminal with keys that nobody presses, where there is a program that makes one.
+# A terminal without input, if the host has a program that provides one.
 used+='shell '
 if command -v script >/dev/null; then
     mkfifo "$work/keys"

@@ -1,8 +1,10 @@
-//! The halves of scenarios that run inside a guest.
+//! The parts of scenarios that run in a guest.
+//!
+//! The test program is copied into the guest and started there with `guest NAME`.
 
 use std::process::ExitCode;
 
-/// Runs the half that the first argument names.
+/// Runs the guest part that the first argument names.
 pub fn run(mut args: impl Iterator<Item = String>) -> ExitCode {
     let name = args.next().unwrap_or_default();
     let rest: Vec<String> = args.collect();

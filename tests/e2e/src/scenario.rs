@@ -1,4 +1,7 @@
-//! What a scenario is, and how one is run.
+//! Scenarios, and their execution as tests.
+//!
+//! Each scenario is an async function that gets a [`Run`] with a new kit. It runs on a runtime of its own,
+//! with a timeout and a watchdog.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -11,12 +14,12 @@ use anyhow::Context;
 use forkd_testkit::{Kit, last_of_consoles, work_folder};
 use libtest_mimic::{Failed, Trial};
 
-/// No scenario takes longer than this, however slow the machine.
+/// Timeout of a scenario, also on slow hosts.
 fn limit() -> Duration {
     Duration::from_secs(if soaking() { 10_800 } else { 900 })
 }
 
-/// What a scenario left behind when its time was up gets this long to end.
+/// Time for the remains of a scenario to end after its timeout.
 const GRACE: Duration = Duration::from_secs(5);
 
 type Body = fn(Run) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
@@ -25,28 +28,26 @@ type Body = fn(Run) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 pub struct Scenario {
     /// Module and function, such as `boot::one_vcpu`.
     pub name: Cow<'static, str>,
-    /// What it does.
     pub body: Body,
 }
 
-/// What a scenario gets.
+/// The environment of a scenario.
 pub struct Run {
-    /// A fresh kit.
     pub kit: Kit,
 }
 
-/// This is a soak run: long scenarios, full numbers.
+/// Whether this is a soak run: long scenarios, large counts.
 pub fn soaking() -> bool {
     std::env::var_os("FORKD_SOAK").is_some_and(|value| !value.is_empty())
 }
 
-/// Repetitions: few in an everyday run, the full number in a soak run.
+/// Repetitions: `everyday` in an ordinary run, `soak` in a soak run.
 pub fn times(everyday: usize, soak: usize) -> usize {
     if soaking() { soak } else { everyday }
 }
 
 impl Scenario {
-    /// The scenario so many times, with a name for each, so that a long soak can go on where it was.
+    /// The scenario `count` times, each with its own name, so that an interrupted soak can resume.
     pub fn parts(&self, count: usize) -> Vec<Self> {
         let part = |number| Self {
             name: format!("{}#{number}", self.name).into(),
@@ -56,7 +57,7 @@ impl Scenario {
     }
 }
 
-/// Makes a test of a scenario.
+/// Turns a scenario into a test.
 pub fn trial(scenario: Scenario) -> Trial {
     Trial::test(scenario.name, move || {
         run(scenario.body).map_err(|error| Failed::from(format!("{error:?}")))
@@ -76,7 +77,7 @@ fn run(body: Body) -> anyhow::Result<()> {
             .await
             .with_context(|| format!("not finished within {} s", limit.as_secs()))?
     });
-    // Dropping the runtime would wait for a blocked thread without end.
+    // Dropping the runtime would wait for a blocked thread for ever.
     runtime.shutdown_timeout(GRACE);
     if outcome.is_err() {
         eprintln!("{}", last_of_consoles(work.path()));
@@ -84,7 +85,7 @@ fn run(body: Body) -> anyhow::Result<()> {
     outcome
 }
 
-/// Ends the whole run when a scenario blocks the thread that its own time limit runs on.
+/// Ends the whole run if a scenario blocks the thread of its own timeout.
 struct Watchdog {
     _ends_it: mpsc::Sender<()>,
 }

@@ -60,14 +60,20 @@ impl fmt::Display for Pattern {
 
 /// Patterns in one file, each with its line (counted from 1).
 pub fn in_file(file: &SourceFile) -> Vec<(usize, Pattern)> {
+    if !is_checked(file) {
+        return Vec::new();
+    }
     let mut hits = match file.extension() {
         "rs" => doc_comments(&file.text),
         "md" => markdown(&file.text),
-        "sh" | "py" | "toml" => Vec::new(),
-        _ => return Vec::new(),
+        _ => Vec::new(),
     };
     hits.extend(phrases(&file.text));
     hits
+}
+
+pub fn is_checked(file: &SourceFile) -> bool {
+    matches!(file.extension(), "rs" | "md" | "sh" | "py" | "toml")
 }
 
 pub fn is_bad_subject(subject: &str) -> bool {
@@ -77,9 +83,12 @@ pub fn is_bad_subject(subject: &str) -> bool {
 fn phrases(text: &str) -> Vec<(usize, Pattern)> {
     let mut hits = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let line = without_code_spans(line).to_lowercase();
-        let persons = PERSONS.iter().flat_map(|word| positions(&line, word));
-        let invalid = positions(&line, IS_NONE).filter(|at| !line[..*at].ends_with("there "));
+        let line = without_code_spans(line);
+        let lower = line.to_lowercase();
+        let persons = PERSONS.iter().flat_map(|word| positions(&lower, word));
+        // Not in lower case: `is None` is Python.
+        let invalid =
+            positions(&line, IS_NONE).filter(|at| !line[..*at].to_lowercase().ends_with("there "));
         hits.extend(persons.map(|_| (index + 1, Pattern::Person)));
         hits.extend(invalid.map(|_| (index + 1, Pattern::IsNone)));
     }

@@ -2,7 +2,8 @@
 //!
 //! An area is a crate, a top-level folder or a top-level file. `xtask/words.toml` holds the count of each pattern that
 //! an area may have; an area or pattern without an entry may have none. [`check`] reports rises, [`report_falls`]
-//! prints the areas whose entry can be lowered, and [`update`] lowers them. `update` never raises an entry.
+//! tells whether entries can be lowered, and [`update`] lowers them and adds new areas. An area that is clean keeps an
+//! empty entry, so that `update` never raises a count.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -43,7 +44,7 @@ struct Hit {
 pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
     let ratchet = read(tree)?;
     let hits = all_hits(tree, &ratchet)?;
-    Ok(rises(&ratchet.areas, &hits))
+    Ok(rises(&ratchet.areas, &count(tree, &hits), &hits))
 }
 
 /// Prints every occurrence of every pattern.
@@ -57,7 +58,7 @@ pub fn list(tree: &Tree) -> anyhow::Result<()> {
 /// Prints the entries that are higher than the tree needs.
 pub fn report_falls(tree: &Tree) -> anyhow::Result<()> {
     let ratchet = read(tree)?;
-    let now = count(&all_hits(tree, &ratchet)?);
+    let now = count(tree, &all_hits(tree, &ratchet)?);
     let lowered = lower(&ratchet.areas, &now);
     if lowered != ratchet.areas {
         println!(
@@ -70,7 +71,7 @@ pub fn report_falls(tree: &Tree) -> anyhow::Result<()> {
 /// Lowers the entries to the present counts and adds areas that have no entry yet.
 pub fn update(tree: &Tree) -> anyhow::Result<()> {
     let ratchet = read(tree)?;
-    let now = count(&all_hits(tree, &ratchet)?);
+    let now = count(tree, &all_hits(tree, &ratchet)?);
     let next = Ratchet {
         areas: lower(&ratchet.areas, &now),
         ..ratchet
@@ -84,9 +85,14 @@ fn read(tree: &Tree) -> anyhow::Result<Ratchet> {
     toml::from_str(&file.text).with_context(|| format!("cannot parse {FILE}"))
 }
 
+fn checked_files(tree: &Tree) -> impl Iterator<Item = &SourceFile> {
+    tree.files
+        .iter()
+        .filter(|file| is_handwritten(&file.path) && patterns::is_checked(file))
+}
+
 fn all_hits(tree: &Tree, ratchet: &Ratchet) -> anyhow::Result<Vec<Hit>> {
-    let files = tree.files.iter().filter(|file| is_handwritten(&file.path));
-    let mut hits: Vec<Hit> = files.flat_map(hits_in).collect();
+    let mut hits: Vec<Hit> = checked_files(tree).flat_map(hits_in).collect();
     hits.extend(bad_commits(tree, &ratchet.commits_since)?);
     Ok(hits)
 }
@@ -134,8 +140,13 @@ fn bad_commits(tree: &Tree, base: &str) -> anyhow::Result<Vec<Hit>> {
         .collect())
 }
 
-fn count(hits: &[Hit]) -> BTreeMap<String, Counts> {
-    let mut areas: BTreeMap<String, Counts> = BTreeMap::new();
+/// The counts of every area of the tree, clean ones included.
+fn count(tree: &Tree, hits: &[Hit]) -> BTreeMap<String, Counts> {
+    let files = checked_files(tree).map(|file| area(&file.path).to_owned());
+    let mut areas: BTreeMap<String, Counts> = files
+        .chain([COMMITS.to_owned()])
+        .map(|area| (area, Counts::new()))
+        .collect();
     for hit in hits {
         let counts = areas.entry(hit.area.clone()).or_default();
         *counts.entry(hit.pattern).or_default() += 1;
@@ -143,16 +154,20 @@ fn count(hits: &[Hit]) -> BTreeMap<String, Counts> {
     areas
 }
 
-fn rises(allowed: &BTreeMap<String, Counts>, hits: &[Hit]) -> Vec<Finding> {
+fn rises(
+    allowed: &BTreeMap<String, Counts>,
+    now: &BTreeMap<String, Counts>,
+    hits: &[Hit],
+) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (area, counts) in count(hits) {
+    for (area, counts) in now {
         for (pattern, now) in counts {
-            let entry = allowed.get(&area).and_then(|counts| counts.get(&pattern));
+            let entry = allowed.get(area).and_then(|counts| counts.get(pattern));
             let allowed = entry.copied().unwrap_or(0);
-            if now > allowed {
+            if *now > allowed {
                 let places: Vec<&str> = hits
                     .iter()
-                    .filter(|hit| hit.area == area && hit.pattern == pattern)
+                    .filter(|hit| hit.area == *area && hit.pattern == *pattern)
                     .map(|hit| hit.place.as_str())
                     .take(PLACES_SHOWN)
                     .collect();
@@ -160,7 +175,7 @@ fn rises(allowed: &BTreeMap<String, Counts>, hits: &[Hit]) -> Vec<Finding> {
                     "{now} times `{pattern}`, {FILE} allows {allowed} (rules: docs/style.md): {}",
                     places.join(", ")
                 );
-                findings.push(Finding::in_file(&area, message));
+                findings.push(Finding::in_file(area, message));
             }
         }
     }
@@ -180,9 +195,7 @@ fn lower(
                 *count = (*count).min(allowed[pattern]);
             }
         }
-        if !counts.is_empty() {
-            lowered.insert(area.clone(), counts);
-        }
+        lowered.insert(area.clone(), counts);
     }
     lowered
 }
@@ -199,7 +212,11 @@ fn render(ratchet: &Ratchet) -> String {
             .iter()
             .map(|(pattern, count)| format!("{pattern} = {count}"))
             .collect();
-        let _ = writeln!(text, "\"{area}\" = {{ {} }}", counts.join(", "));
+        let counts = match counts.join(", ") {
+            none if none.is_empty() => "{}".to_owned(),
+            some => format!("{{ {some} }}"),
+        };
+        let _ = writeln!(text, "\"{area}\" = {counts}");
     }
     text
 }
@@ -238,14 +255,18 @@ mod tests {
     #[test]
     fn a_rise_is_a_finding_and_a_fall_is_none() {
         let allowed = counts(&[("bench", Pattern::What, 2)]);
-        assert_eq!(rises(&allowed, &hits("bench", Pattern::What, 2)).len(), 0);
-        assert_eq!(rises(&allowed, &hits("bench", Pattern::What, 1)).len(), 0);
-        let findings = rises(&allowed, &hits("bench", Pattern::What, 3));
+        let rises = |area, pattern, times| {
+            let hits = hits(area, pattern, times);
+            rises(&allowed, &count(&Tree::of(&[]), &hits), &hits)
+        };
+        assert_eq!(rises("bench", Pattern::What, 2), []);
+        assert_eq!(rises("bench", Pattern::What, 1), []);
+        let findings = rises("bench", Pattern::What, 3);
         assert_eq!(findings.len(), 1);
         assert!(findings[0].message.contains("bench/a.rs:3"));
         // Neither another area nor another pattern has room.
-        assert_eq!(rises(&allowed, &hits("xtask", Pattern::What, 1)).len(), 1);
-        assert_eq!(rises(&allowed, &hits("bench", Pattern::Person, 1)).len(), 1);
+        assert_eq!(rises("xtask", Pattern::What, 1).len(), 1);
+        assert_eq!(rises("bench", Pattern::Person, 1).len(), 1);
     }
 
     #[test]
@@ -267,6 +288,15 @@ mod tests {
             ("new", Pattern::IsNone, 2),
         ]);
         assert_eq!(lower(&allowed, &now), expected);
+    }
+
+    #[test]
+    fn a_clean_area_stays_clean() {
+        let tree = Tree::of(&[("docs/a.md", "clean")]);
+        let clean = count(&tree, &[]);
+        assert!(clean["docs"].is_empty());
+        let worse = count(&tree, &hits("docs", Pattern::LongLine, 1));
+        assert_eq!(lower(&clean, &worse), clean);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Args {
     /// Build again with the mirror's current packages, even if the cache has a result.
     #[arg(long, global = true)]
     pub refresh: bool,
-    /// The command.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 }

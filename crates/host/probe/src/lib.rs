@@ -78,7 +78,7 @@ pub fn follows_writes() -> Result<(), TrackError> {
     WriteTracker::open().map(drop)
 }
 
-/// Probes `/dev/kvm`.
+/// Probes `/dev/kvm` of this host.
 #[must_use]
 pub fn probe() -> Report {
     probe_device(Path::new(DEVICE))

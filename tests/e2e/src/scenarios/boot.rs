@@ -1,4 +1,4 @@
-//! The stock kernel boots until the agent has answered.
+//! A stock kernel boots until its agent has answered: several vCPU counts, kernel formats and memory sizes.
 
 use anyhow::ensure;
 use forkd_testkit::{BootOptions, Kit, Root};
@@ -38,7 +38,7 @@ pub async fn compressed_kernel_and_no_disk(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// More memory than fits below the hole for devices.
+/// More memory than fits below the device hole.
 pub async fn memory_on_both_sides_of_the_hole(run: Run) -> anyhow::Result<()> {
     let options = BootOptions {
         memory: MiB(4096),

@@ -1,4 +1,7 @@
-//! All scenarios, a file each.
+//! All scenarios, one file per subject.
+//!
+//! To add a scenario: write an async function in a file of this folder, declare the module, and add the name
+//! to [`everyday`] or [`long`]. A guest part also needs an entry in [`guest_half`].
 
 mod boot;
 mod boot_time;
@@ -23,7 +26,7 @@ mod unique;
 
 use crate::scenario::{Scenario, list, soaking};
 
-/// The scenarios of this run, in their order: the everyday ones, and in a soak run the others as well.
+/// The scenarios of this run, in order: the everyday ones, and in a soak run also the long ones.
 pub fn all() -> Vec<Scenario> {
     let everyday = everyday().into_iter();
     if !soaking() {
@@ -36,7 +39,7 @@ pub fn all() -> Vec<Scenario> {
     everyday.flat_map(in_parts).chain(long()).collect()
 }
 
-/// What every `make test` tries out, with small counts.
+/// The scenarios of `make test`, with small counts.
 fn everyday() -> Vec<Scenario> {
     list![
         boot: one_vcpu, two_vcpus_and_the_portable_cpu, compressed_kernel_and_no_disk,
@@ -63,14 +66,14 @@ fn everyday() -> Vec<Scenario> {
     ]
 }
 
-/// What only a soak runs: scenarios that are long however small their counts.
+/// Scenarios that take long even with small counts. Only a soak runs them.
 fn long() -> Vec<Scenario> {
     list![
         boot_time: against_qemu;
     ]
 }
 
-/// The guest half of that name.
+/// Runs the guest part with this name.
 pub fn guest_half(name: &str, args: &[String]) -> Option<anyhow::Result<()>> {
     Some(match name {
         "disk-mix" => disk::mix(args),

@@ -36,14 +36,14 @@ async fn open(agent: &Client, line: &str) -> anyhow::Result<Screen> {
     })
 }
 
-/// A terminal: what it has shown since it was last asked.
+/// A terminal with the output since the last check.
 struct Screen {
     exec: Exec,
     seen: String,
 }
 
 impl Screen {
-    /// Waits until a text appears, and forgets everything up to its end.
+    /// Waits until a text appears, and drops everything up to its end.
     async fn see(&mut self, text: &str) -> anyhow::Result<()> {
         let looking = async {
             loop {
@@ -95,7 +95,7 @@ async fn top(agent: &Client) -> anyhow::Result<()> {
     screen.see("load average").await?;
     screen.see("PID").await?;
     screen.exec.resize(12, 100);
-    // A new size makes it draw everything anew.
+    // A new size makes the program redraw its screen.
     screen.see("load average").await?;
     screen.type_keys("q").await?;
     let result = screen.exec.wait().await?;

@@ -6,6 +6,16 @@ begin=$(now_ms)
 summary=$(mktemp)
 at_end 'rm -f "$summary"'
 
+# A test whose facility is missing fails, unless it is left out here, for everybody to see.
+leave_out() {
+    say "    this host has no $1: its tests are left out"
+    FORKD_TEST_WITHOUT="${FORKD_TEST_WITHOUT:-} $1"
+}
+export FORKD_TEST_WITHOUT
+if [ ! -e /dev/kvm ]; then leave_out kvm; fi
+# Linux follows writes since 6.7.
+if [ "$(printf '6.7\n%s\n' "$(uname -r)" | sort -V | head -n 1)" != 6.7 ]; then leave_out write-tracking; fi
+
 # Scenarios with real guests have a runner of their own and stay out of here.
 unit_tests() {
     if cargo nextest --version >/dev/null 2>&1; then

@@ -10,6 +10,7 @@ mod inherit;
 mod pagemap;
 mod signal;
 mod tap;
+pub mod testing;
 mod track;
 
 pub use channel::{Channel, ChannelError, Received};

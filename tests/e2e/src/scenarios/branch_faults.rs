@@ -15,8 +15,10 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::load::check_chain;
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::vmm_error;
+
+pub const SCENARIOS: &[Registered] = &[everyday!(source_outlives_every_fault).in_parts(PARTS)];
 
 /// A soak has this many of these scenarios, with a thousand branches together.
 pub const PARTS: usize = 10;

@@ -3,8 +3,10 @@
 use anyhow::{Context, ensure};
 use forkd_testkit::{BootOptions, Point, Vm};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::warm_python;
+
+pub const SCENARIOS: &[Registered] = &[everyday!(a_session_is_what_it_was)];
 
 /// Open files, a child process, and what can be said of them.
 const SESSION: &str = r#"

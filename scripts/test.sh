@@ -10,6 +10,16 @@ work=$(mktemp -d)
 at_end 'rm -rf "$work"'
 export FORKD_PARTS=$work/parts
 
+# A test whose facility is missing fails, unless it is left out here, for everybody to see.
+leave_out() {
+    say "    this host has no $1: its tests are left out"
+    FORKD_TEST_WITHOUT="${FORKD_TEST_WITHOUT:-} $1"
+}
+export FORKD_TEST_WITHOUT
+if [ ! -e /dev/kvm ]; then leave_out kvm; fi
+# Linux follows writes since 6.7.
+if [ "$(printf '6.7\n%s\n' "$(uname -r)" | sort -V | head -n 1)" != 6.7 ]; then leave_out write-tracking; fi
+
 programs=(forkd forkd-controller forkd-vmm forkd-spawn forkd-image forkd-bench forkd-e2e)
 
 # `unit_tests [NAME]`

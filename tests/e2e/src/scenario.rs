@@ -24,11 +24,23 @@ const GRACE: Duration = Duration::from_secs(5);
 
 type Body = fn(Run) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 
-/// A named scenario.
+/// A scenario as its file registers it, with [`everyday`] or [`soak`].
+pub struct Registered {
+    /// Path of the function.
+    pub path: &'static str,
+    /// The function.
+    pub body: Body,
+    /// Runs in a soak only.
+    pub soak_only: bool,
+    /// Parts that a soak runs it in.
+    pub parts: usize,
+}
+
+/// A scenario of this run.
 pub struct Scenario {
     /// Module and function, such as `boot::one_vcpu`.
-    pub name: Cow<'static, str>,
-    pub body: Body,
+    name: Cow<'static, str>,
+    body: Body,
 }
 
 /// The environment of a scenario.
@@ -46,14 +58,30 @@ pub fn times(everyday: usize, soak: usize) -> usize {
     if soaking() { soak } else { everyday }
 }
 
-impl Scenario {
-    /// The scenario `count` times, each with its own name, so that an interrupted soak can resume.
-    pub fn parts(&self, count: usize) -> Vec<Self> {
-        let part = |number| Self {
-            name: format!("{}#{number}", self.name).into(),
-            body: self.body,
-        };
-        (1..=count).map(part).collect()
+impl Registered {
+    /// In a soak the scenario runs so many times, with a name for each, so that a long soak can go on where it was.
+    pub const fn in_parts(self, parts: usize) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// The scenarios of an everyday run or of a soak.
+    pub fn scenarios(&self, soaking: bool) -> Vec<Scenario> {
+        // The crate and the folder of scenarios say nothing.
+        let name = self.path.splitn(3, "::").last().unwrap_or(self.path);
+        let body = self.body;
+        match (soaking, self.soak_only, self.parts) {
+            (false, true, _) => Vec::new(),
+            (false, false, _) | (true, _, 1) => vec![Scenario {
+                name: name.into(),
+                body,
+            }],
+            (true, _, parts) => (1..=parts)
+                .map(|number| Scenario {
+                    name: format!("{name}#{number}").into(),
+                    body,
+                })
+                .collect(),
+        }
     }
 }
 
@@ -103,13 +131,26 @@ impl Watchdog {
     }
 }
 
-/// Lists scenarios: `list![boot: one_vcpu, two_vcpus; exec: many]`.
-macro_rules! list {
-    ($($module:ident: $($name:ident),+ $(,)?);+ $(;)?) => {
-        vec![$($($crate::scenario::Scenario {
-            name: std::borrow::Cow::Borrowed(concat!(stringify!($module), "::", stringify!($name))),
-            body: |run| Box::pin($module::$name(run)),
-        }),+),+]
+/// Registers a scenario that every run includes.
+macro_rules! everyday {
+    ($name:ident) => {
+        $crate::scenario::Registered {
+            path: concat!(module_path!(), "::", stringify!($name)),
+            body: |run| Box::pin($name(run)),
+            soak_only: false,
+            parts: 1,
+        }
     };
 }
-pub(crate) use list;
+pub(crate) use everyday;
+
+/// Registers a scenario that is long however small its counts: only a soak runs it.
+macro_rules! soak {
+    ($name:ident) => {
+        $crate::scenario::Registered {
+            soak_only: true,
+            ..$crate::scenario::everyday!($name)
+        }
+    };
+}
+pub(crate) use soak;

@@ -11,6 +11,7 @@ mod inherit;
 mod pagemap;
 mod signal;
 mod tap;
+pub mod testing;
 mod track;
 
 pub use fork::{ChildWriter, ForkError};

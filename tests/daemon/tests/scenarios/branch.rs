@@ -180,3 +180,37 @@ async fn labels_that_change_during_a_branch_are_kept() {
     );
     daemon.ends_clean().await;
 }
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_published_leaves_the_source_running() {
+    let daemon = daemon().await;
+    let source = daemon.child(TAG).await;
+    source.write("/kept", "kept").await.unwrap();
+    let place = daemon.data().join("snapshots/taken");
+    for mode in MODES {
+        let what = format!("{mode:?} is not published");
+        let held = daemon.faults().inject(Step::CutWritten, Fault::Hold);
+        let in_the_way = async {
+            daemon.faults().reached(&held).await;
+            // Behind the daemon's back: it has looked whether the tag is free.
+            std::fs::create_dir(&place).unwrap();
+            std::fs::write(place.join("file"), "in the way").unwrap();
+            daemon.faults().release(&held);
+        };
+        let (branched, ()) = tokio::join!(source.branch("taken", mode), in_the_way);
+        branched.expect_err(&what);
+        goes_on(&source, &what).await;
+        assert_eq!(std::fs::read(place.join("file")).unwrap(), b"in the way");
+        std::fs::remove_dir_all(&place).unwrap();
+        source.branch("taken", mode).await.expect(&what);
+        let child = daemon.child("taken").await;
+        assert_eq!(child.read("/new").await.unwrap(), what);
+        daemon.client().kill(&child.id).await.unwrap();
+        daemon
+            .client()
+            .delete_snapshot("taken", false, true)
+            .await
+            .unwrap();
+    }
+    daemon.ends_clean().await;
+}

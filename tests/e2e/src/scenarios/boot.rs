@@ -5,7 +5,14 @@ use forkd_testkit::{BootOptions, Kit, Root};
 use forkd_types::MiB;
 use forkd_vmm_proto::CpuModel;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(one_vcpu),
+    everyday!(two_vcpus_and_the_portable_cpu),
+    everyday!(compressed_kernel_and_no_disk),
+    everyday!(memory_on_both_sides_of_the_hole),
+];
 
 pub async fn one_vcpu(run: Run) -> anyhow::Result<()> {
     answers_with(&run.kit, BootOptions::default()).await

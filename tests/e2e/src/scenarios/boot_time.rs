@@ -10,7 +10,9 @@ use forkd_testkit::{Assets, BootOptions, Root};
 use forkd_types::MiB;
 use forkd_vmm_proto::{LINUX_CMDLINE, READY_PORT};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, soak, times};
+
+pub const SCENARIOS: &[Registered] = &[soak!(against_qemu)];
 
 const MEMORY: u32 = 256;
 

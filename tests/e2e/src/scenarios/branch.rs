@@ -12,7 +12,9 @@ use forkd_testkit::{BootOptions, CutFiles, Frozen, Kit, Vm};
 use forkd_vmm_proto::Command;
 
 use super::load::check_chain;
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(consistent_under_load)];
 
 const CHAIN: &str = "/root/chain";
 const LEDGER: &str = include_str!("ledger.py");

@@ -17,10 +17,12 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::load::check_chain;
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::vmm_error;
 
-/// Number of these scenarios in a soak; together they make a thousand branches.
+pub const SCENARIOS: &[Registered] = &[everyday!(source_outlives_every_fault).in_parts(PARTS)];
+
+/// A soak has this many of these scenarios, with a thousand branches together.
 pub const PARTS: usize = 10;
 const CHAIN: &str = "/root/chain";
 /// Branches per source. Every cut adds layers, and their number is limited.

@@ -5,10 +5,12 @@
 use anyhow::{Context, ensure};
 use forkd_testkit::{BootOptions, Point, Vm};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::warm_python;
 
-/// Opens files, starts a child process, and reports their state.
+pub const SCENARIOS: &[Registered] = &[everyday!(a_session_is_what_it_was)];
+
+/// Open files, a child process, and what can be said of them.
 const SESSION: &str = r#"
 import hashlib, os, subprocess
 steps = []

@@ -12,7 +12,15 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::fs::OFlags;
 
-use crate::scenario::{Run, times};
+use crate::guest_half::GuestHalf;
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(three_more_disks), everyday!(full_host)];
+
+pub const GUEST_HALF: GuestHalf = GuestHalf {
+    name: "disk-mix",
+    run: mix,
+};
 
 const SIZE: u64 = 128 << 20;
 const LIMIT: u64 = 32 << 20;

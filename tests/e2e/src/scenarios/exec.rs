@@ -10,7 +10,13 @@ use forkd_guest_proto::{
 use forkd_testkit::{BootOptions, Vm, procfs};
 use futures::future::try_join_all;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(surroundings_of_a_process),
+    everyday!(endless_output_is_held_back),
+    everyday!(many_and_one_after_another),
+];
 
 const AT_ONCE: usize = 100;
 

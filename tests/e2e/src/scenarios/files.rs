@@ -12,7 +12,12 @@ use forkd_testkit::{BootOptions, Disk, procfs};
 use forkd_types::MiB;
 use sha2::{Digest, Sha256};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(more_than_fits_into_memory),
+    everyday!(everything_else),
+];
 
 /// In a soak the file is larger than the guest's memory; otherwise it is half of it.
 pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {

@@ -10,10 +10,17 @@ use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit, Vm, procfs};
 use futures::future::try_join_all;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use crate::scenario::{Run, soaking, times};
+use crate::scenario::{Registered, Run, everyday, soaking, times};
 use crate::support::{deaf_network, freeze, warm_python};
 
-/// Children that are started or asked at the same time.
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(many_children),
+    everyday!(two_vcpus),
+    everyday!(four_vcpus),
+    everyday!(busy_disk_and_grandchildren),
+];
+
+/// Children that are started, or asked, at one time; the rest waits its turn.
 const AT_ONCE: usize = 10;
 
 pub async fn many_children(run: Run) -> anyhow::Result<()> {

@@ -13,8 +13,15 @@ use forkd_vmm_proto::{AGENT_PORT, Command, ExitCode, Reply, spawn::HowEnded};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::deaf_network;
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(rubbish_in_registers_and_queues),
+    everyday!(fork_bomb_and_no_memory),
+    everyday!(rubbish_for_the_agent),
+    everyday!(console_flood),
+];
 
 /// Writes rubbish to the registers and queues of virtio devices, by way of /dev/mem. The queues lie in pages
 /// of its own, and descriptors point there or nowhere, so that the devices that are spared go on working;

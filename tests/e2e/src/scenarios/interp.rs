@@ -5,7 +5,9 @@ use forkd_agent_client::{Client, EvalCapture};
 use forkd_guest_proto::{ErrorCode, EvalMode, EvalRequest, InterpInfo, InterpStart, Warmup};
 use forkd_testkit::BootOptions;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(state_errors_interrupts_and_death)];
 
 pub async fn state_errors_interrupts_and_death(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(BootOptions::default()).await?;

@@ -8,7 +8,15 @@ use forkd_testkit::{BootOptions, Root, Vm, procfs};
 use forkd_vmm_proto::spawn::{HowEnded, Jail, Limits};
 use forkd_vmm_proto::{Command, ExitCode, Reply, StopCause, VmmPhase};
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(pause_resume_and_the_power_button),
+    everyday!(every_end_has_its_code),
+    everyday!(adopted_by_the_next_controller),
+    everyday!(no_orphans),
+    everyday!(a_killed_id_is_free),
+];
 
 const SIGKILL: u8 = 9;
 

@@ -11,6 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use sha2::{Digest, Sha256};
 
+use crate::guest_half::GuestHalf;
+
+pub const GUEST_HALF: GuestHalf = GuestHalf { name: "load", run };
+
 const PAGE: usize = 4096;
 
 /// The guest part. Runs until a check fails.

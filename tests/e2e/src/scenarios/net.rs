@@ -11,7 +11,12 @@ use forkd_testkit::{BootOptions, Kit, Namespace, Pump};
 use forkd_vmm_proto::NetBackend;
 use sha2::{Digest, Sha256};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(tcp_through_a_tap),
+    everyday!(tcp_through_a_socket),
+];
 
 const HOST: &str = "10.77.0.1";
 const HOST_NET: &str = "10.77.0.1/24";

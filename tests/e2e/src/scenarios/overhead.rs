@@ -4,7 +4,9 @@ use anyhow::ensure;
 use forkd_testkit::{BootOptions, procfs};
 use forkd_types::MiB;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(memory_of_the_vmm)];
 
 /// The promised bound for one vCPU and 128 MiB, in KiB.
 const MOST: u64 = 5 * 1024;

@@ -7,10 +7,12 @@ use anyhow::ensure;
 use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit};
 use forkd_vmm_proto::VmmErrorCode;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::{freeze, vmm_error, warm_python};
 
-/// The request after which the working set is recorded.
+pub const SCENARIOS: &[Registered] = &[everyday!(pages_of_the_first_request)];
+
+/// What the working set is recorded after.
 const REQUEST: &str = "int(np.arange(1000).sum())";
 const ANSWER: i64 = 499_500;
 

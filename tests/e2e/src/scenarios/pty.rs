@@ -7,7 +7,9 @@ use forkd_agent_client::{Client, Exec, Output};
 use forkd_guest_proto::{ExecRequest, ExitStatus, PtySize};
 use forkd_testkit::BootOptions;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(screen_programs)];
 
 pub async fn screen_programs(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(BootOptions::default()).await?;

@@ -3,7 +3,9 @@
 use anyhow::{Context, ensure};
 use forkd_testkit::{BootOptions, Vm};
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(four_vcpus)];
 
 const VCPUS: u8 = 4;
 

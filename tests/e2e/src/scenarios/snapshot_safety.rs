@@ -11,8 +11,13 @@ use forkd_vmm_proto::{Command, Reply, VmmErrorCode, VmmPhase};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::vmm_error;
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(damaged_snapshots_are_refused),
+    everyday!(killed_while_it_writes),
+];
 
 pub async fn damaged_snapshots_are_refused(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;

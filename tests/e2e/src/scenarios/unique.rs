@@ -12,8 +12,10 @@ use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit, Namespace, Pump, Vm};
 use forkd_vmm_proto::NetBackend;
 use futures::future::try_join_all;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::{deaf_network, freeze, warm_python};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(children_share_nothing)];
 
 const AT_ONCE: usize = 4;
 /// Upper bound on the drift of two clocks between a child's start and the comparison.

@@ -7,7 +7,6 @@ mod chain;
 mod digest;
 mod dirs;
 mod id;
-pub mod layer;
 mod path_error;
 mod size;
 mod tag;

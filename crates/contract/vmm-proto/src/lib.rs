@@ -17,7 +17,6 @@
 mod cmdline;
 mod command;
 mod event;
-mod page_map;
 pub mod spawn;
 mod spec;
 mod wire;
@@ -25,7 +24,8 @@ mod wire;
 pub use cmdline::LINUX_CMDLINE;
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
 pub use event::{Event, ExitCode, StopCause};
-pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
+// A cut writes a page map and a restore reads one.
+pub use forkd_formats::page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
     BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutReport,
     CutSpec, DeviceSlot, DiskSpec, FdIndex, MAX_DISKS, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB,

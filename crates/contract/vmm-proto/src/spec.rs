@@ -116,7 +116,7 @@ pub struct MemoryImage {
 pub enum PageIndex {
     /// One layer, as long as guest memory, page N at offset N pages; holes are zero pages.
     Identity,
-    /// A [`crate::PageMap`] in a file.
+    /// A `forkd_formats::page_map::PageMap` in a file.
     File(FdIndex),
 }
 
@@ -203,7 +203,7 @@ pub struct CutSpec {
     /// What a cut of only what changed builds on: 0 is the image the VM was restored from, any other
     /// number the [`CutReport::image`] of the last cut that succeeded.
     pub onto: u64,
-    /// Where the [`crate::PageMap`] of the cut is written: over the layers of what it builds on, in their
+    /// Where the `forkd_formats::page_map::PageMap` of the cut is written: over the layers of what it builds on, in their
     /// order, and the new memory file as the last. Needed with `only_changed` unless the VM was
     /// booted; without `only_changed` the memory file alone is the image and there is nothing to index.
     pub index: Option<FdIndex>,

@@ -3,18 +3,8 @@
 use std::io;
 use std::path::Path;
 
+pub use forkd_formats::image::FileDigest;
 use forkd_types::Digest;
-use serde::{Deserialize, Serialize};
-
-/// The size and digest of a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FileDigest {
-    /// Its length in bytes.
-    pub size: u64,
-    /// The BLAKE3 digest of its content.
-    pub digest: Digest,
-}
 
 /// Digest of bytes in memory.
 pub fn of_bytes(bytes: &[u8]) -> Digest {

@@ -7,6 +7,8 @@ use forkd_types::{MiB, Tag};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use forkd_formats::image::{Interpreter, Variant, Warmup};
+
 use crate::debian::SUITE;
 
 /// The version of the recipe format.
@@ -125,54 +127,6 @@ struct WarmupTable {
     imports: Vec<String>,
     #[serde(default)]
     code: String,
-}
-
-/// How much of Debian is there before the recipe's packages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Variant {
-    /// The essential packages only.
-    Essential,
-    /// The essential packages and apt.
-    Apt,
-    /// The required packages and apt.
-    #[default]
-    Minbase,
-}
-
-impl Variant {
-    /// The name mmdebstrap knows it by.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Essential => "essential",
-            Self::Apt => "apt",
-            Self::Minbase => "minbase",
-        }
-    }
-}
-
-/// An interpreter that is started and kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Interpreter {
-    /// Python.
-    Python,
-    /// Node.
-    Node,
-}
-
-/// What happens in the parent before it is frozen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Warmup {
-    /// What is started.
-    pub interpreter: Interpreter,
-    /// What it imports, each as `module` or `module as name`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub imports: Vec<String>,
-    /// What it runs after that.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub code: String,
 }
 
 /// A file that the recipe adds.

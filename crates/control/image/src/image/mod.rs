@@ -15,14 +15,12 @@ use crate::recipe::{Recipe, RecipeError};
 use crate::root::ext4::{self, Disk, Ext4Error};
 use crate::root::tree::TreeError;
 use crate::root::{Root, RootError, RootSource};
+use forkd_formats::image::ImageRecordError;
 use record::ImageRecord;
 
 /// Part of every key: raised when the builder would make another image of the same recipe.
 const LAYOUT: &[u8] = b"image 1";
-/// The disk's name in an image folder.
-pub const DISK: &str = "root.ext4";
-/// The record's name in an image folder.
-pub const RECORD: &str = "image.json";
+pub use forkd_formats::image::{DISK, RECORD};
 
 /// Why there is no image.
 #[derive(Debug, Error)]
@@ -69,12 +67,10 @@ pub enum ImageError {
         source: io::Error,
     },
     /// The folder of an image has no valid record.
-    #[error("{} is not an image of this version: {reason}", path.display())]
+    #[error("{} does not describe an image", path.display())]
     Record {
-        /// The record.
         path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
+        source: ImageRecordError,
     },
     /// The cache cannot be used.
     #[error("the image cache cannot be used")]
@@ -105,7 +101,7 @@ impl Image {
         let path = folder.join(RECORD);
         let text = std::fs::read(&path).map_err(io_error("read", &path))?;
         let record =
-            ImageRecord::parse(&text).map_err(|reason| ImageError::Record { path, reason })?;
+            ImageRecord::parse(&text).map_err(|source| ImageError::Record { path, source })?;
         Ok(Self {
             folder: folder.to_owned(),
             record,
@@ -174,7 +170,7 @@ fn write(
     read_only(&path)?;
     let digest = digest::of_file(&path).map_err(io_error("read", &path))?;
     step.done(&format!("{} MiB in use", allocated_mib(&path)?));
-    let mut record = ImageRecord::new(recipe, root, digest);
+    let mut record = record::new(recipe, root, digest);
     record.uuid = uuid_text(&uuid);
     let path = staging.join(RECORD);
     std::fs::write(&path, record.to_json()).map_err(io_error("write", &path))?;
@@ -249,7 +245,7 @@ mod tests {
         let root = Root {
             tree,
             packages: vec![package.clone()],
-            source: crate::root::Source::Debian {
+            source: crate::root::ImageSource::Debian {
                 suite: "trixie".into(),
                 variant: crate::recipe::Variant::Minbase,
             },

@@ -6,23 +6,12 @@ pub mod tree;
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+pub use forkd_formats::image::{ImageSource, PackageRecord};
 use thiserror::Error;
 
 use crate::debian::bootstrap::BootstrapError;
 use crate::progress::Progress;
-use crate::recipe::Variant;
 use tree::Tree;
-
-/// A package in a root.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PackageRecord {
-    /// Its name.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-}
 
 /// A root and what is known of it.
 #[derive(Debug)]
@@ -32,22 +21,9 @@ pub struct Root {
     /// The packages they are from, sorted by name.
     pub packages: Vec<PackageRecord>,
     /// Where they are from.
-    pub source: Source,
+    pub source: ImageSource,
     /// The release of the kernel whose modules are among them.
     pub kernel: Option<String>,
-}
-
-/// Where the files of a root came from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Source {
-    /// Packages of Debian.
-    Debian {
-        /// The release.
-        suite: String,
-        /// How much of it.
-        variant: Variant,
-    },
 }
 
 /// Why a source gave no root.

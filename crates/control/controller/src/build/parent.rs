@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use forkd_agent_client::{Client, Options};
 use forkd_api::{ErrorCode, SnapshotInfo};
+use forkd_formats::image::Interpreter;
 use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, InterpStart, QuiesceRequest, Warmup};
 use forkd_store::{
     Cpu, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Source, Staging,
@@ -16,7 +17,7 @@ use forkd_vmm_link::{Vmm, VmmEvents};
 use forkd_vmm_proto::{AGENT_PORT, Command, CutReport, CutSpec, Event, LINUX_CMDLINE, Reply};
 
 use super::BuildRequest;
-use super::assets::Assets;
+use super::assets::{Assets, HostFile, RootDisk};
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
@@ -122,16 +123,18 @@ fn with_console(error: Error, console: &str) -> Error {
 }
 
 async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error> {
-    let path = assets.disk.clone();
-    let same = assets.immutable;
+    let disk = assets.disk.clone();
     app.blocking(move |app| {
-        let ingested = if same {
-            // Another file system does not share names; then it is copied.
-            app.store
-                .ingest_own(&path)
-                .or_else(|_| app.store.ingest_copy(&path))
-        } else {
-            app.store.ingest_copy(&path)
+        let ingested = match &disk {
+            RootDisk::Installed(path) => match app.store.ingest_own(path) {
+                Ok(linked) => Ok(linked),
+                // Another file system does not share names; then it is copied.
+                Err(_) => {
+                    let file = File::open(path).map_err(Error::io("open", path))?;
+                    app.store.ingest_copy(&file)
+                }
+            },
+            RootDisk::Named(disk) => app.store.ingest_copy(&disk.file),
         };
         ingested.map_err(Error::store("the root disk could not be stored"))
     })
@@ -196,10 +199,10 @@ impl Parent {
         base: &Ingested,
         cmdline: &str,
     ) -> Result<(), Error> {
-        let open = |path: &std::path::Path| File::open(path).map_err(Error::io("open", path));
+        let clone = |host: &HostFile| host.file.try_clone().map_err(Error::io("use", &host.path));
         let input = BootInput {
-            kernel: open(&assets.kernel)?,
-            initramfs: Some(open(&assets.initramfs)?),
+            kernel: clone(&assets.kernel)?,
+            initramfs: Some(clone(&assets.initramfs)?),
             cmdline: cmdline.to_owned(),
             base: app
                 .store
@@ -288,7 +291,7 @@ async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Re
     if let Some(warmup) = &assets.warmup {
         let started = client
             .interp_start(InterpStart {
-                language: warmup.interpreter.clone(),
+                language: warmup.interpreter.name().to_owned(),
                 env: assets
                     .env
                     .iter()
@@ -370,7 +373,7 @@ async fn numpy_version(client: &Client, assets: &Assets) -> String {
     if assets
         .warmup
         .as_ref()
-        .is_none_or(|warmup| warmup.interpreter != "python")
+        .is_none_or(|warmup| warmup.interpreter != Interpreter::Python)
     {
         return String::new();
     }
@@ -447,7 +450,7 @@ impl Written {
             network: false,
             source: Source {
                 image: assets.image.clone(),
-                kernel: assets.kernel.display().to_string(),
+                kernel: assets.kernel.path.display().to_string(),
                 kernel_digest: None,
                 initramfs_digest: None,
                 cmdline,

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use forkd_types::layer::LayerHeader;
+use forkd_formats::layer::LayerHeader;
 use forkd_vmm_proto::{DiskSpec, RateLimit};
 
 use crate::Fds;

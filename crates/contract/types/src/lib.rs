@@ -8,7 +8,6 @@ mod digest;
 mod dirs;
 mod engine;
 mod id;
-pub mod layer;
 mod path_error;
 mod size;
 mod tag;

@@ -22,7 +22,6 @@ mod engine;
 mod event;
 mod fds;
 mod flags;
-mod page_map;
 pub mod spawn;
 mod spec;
 mod walls;
@@ -36,7 +35,8 @@ pub use engine::{Capabilities, Capability};
 pub use event::{Event, ExitCode, StopCause};
 pub use fds::{FdList, TooManyFds};
 pub use flags::{Flag, FlagSet};
-pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
+// A cut writes a page map and a restore reads one.
+pub use forkd_formats::page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
     BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutExtent,
     CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex, ImageId, MAX_DISKS, MAX_MEMORY_MIB,

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use forkd_vmm_link::Endings;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Interval;
@@ -66,7 +65,9 @@ impl Front {
 /// Runs the daemon until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     metrics::install();
-    raise_file_limit();
+    if let Err(error) = forkd_os::raise_file_limit() {
+        tracing::warn!(%error, "the limit on open files stays as it is");
+    }
     // Before anything that takes time: a signal that comes early must not end the daemon half-way.
     let signals = Signals::new()?;
     let Settings {
@@ -141,15 +142,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tracing::info!(spawner_ended = ended.is_ok(), "stopped");
     }
     Ok(())
-}
-
-/// Every sandbox and every connection is a few descriptors; the usual soft limit of 1,024 is far below what a host can run.
-fn raise_file_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit on open files stays as it is");
-    }
 }
 
 /// What the daemon is told by signals, from when this was made.

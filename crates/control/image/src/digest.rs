@@ -5,17 +5,8 @@
 use std::io;
 use std::path::Path;
 
+pub use forkd_formats::image::FileDigest;
 use forkd_types::Digest;
-use serde::{Deserialize, Serialize};
-
-/// Size and digest of a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FileDigest {
-    /// Length in bytes, holes included.
-    pub size: u64,
-    pub digest: Digest,
-}
 
 pub fn of_bytes(bytes: &[u8]) -> Digest {
     Digest(*blake3::hash(bytes).as_bytes())

@@ -10,6 +10,8 @@ use forkd_types::{MiB, Tag};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use forkd_formats::image::{Interpreter, Variant, Warmup};
+
 use crate::debian::SUITE;
 
 pub const SCHEMA: u32 = 1;
@@ -106,51 +108,6 @@ struct WarmupTable {
     imports: Vec<String>,
     #[serde(default)]
     code: String,
-}
-
-/// The base system below the recipe's packages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Variant {
-    /// The essential packages only.
-    Essential,
-    /// The essential packages and apt.
-    Apt,
-    /// The required packages and apt.
-    #[default]
-    Minbase,
-}
-
-impl Variant {
-    /// The name in mmdebstrap.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Essential => "essential",
-            Self::Apt => "apt",
-            Self::Minbase => "minbase",
-        }
-    }
-}
-
-/// A warm interpreter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Interpreter {
-    Python,
-    Node,
-}
-
-/// The work in a parent before it is frozen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Warmup {
-    pub interpreter: Interpreter,
-    /// Modules to import, each as `module` or `module as name`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub imports: Vec<String>,
-    /// Code to run after the imports.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub code: String,
 }
 
 /// A file that the recipe adds.

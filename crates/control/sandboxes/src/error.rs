@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use forkd_agent_client::Error as ClientError;
 use forkd_api::ErrorCode;
 use forkd_store::StoreError;
+pub use forkd_types::chain;
 use forkd_types::{SandboxId, Tag};
 use forkd_vmm_link::{SpawnerError, VmmCallError};
 use forkd_vmm_proto::spawn::SpawnError;
@@ -239,21 +240,6 @@ impl forkd_api::Refusal for Error {
     fn hint(&self) -> Option<String> {
         Self::hint(self)
     }
-}
-
-/// An error and its causes in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }
 
 fn store_code(error: &StoreError) -> ErrorCode {

@@ -17,8 +17,8 @@ use crate::sparse::Sizes;
 /// Blobs that are synced at once; file systems join their journal commits.
 const SYNCS: usize = 8;
 
-/// Every blob with its size, and the sums. It follows the directory, so that nobody has to read that to know how much
-/// is stored.
+/// Every blob with its size, and the sums. The table follows every change of the directory, so that no operation has to
+/// read the directory.
 #[derive(Debug, Default)]
 pub struct BlobTable {
     blobs: BTreeMap<Digest, Known>,

@@ -1,4 +1,4 @@
-//! What is left when the process dies at any step.
+//! The state on disk after the process dies at any step.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -282,7 +282,7 @@ fn a_flipped_byte_anywhere_in_the_manifest_is_noticed() {
     }
 }
 
-/// What has no name and is in no lease any more goes by itself.
+/// Content without a tag is collected when its last lease ends.
 #[test]
 fn content_without_a_name_goes_with_its_lease() {
     let dir = tempfile::tempdir().unwrap();

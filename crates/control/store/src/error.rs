@@ -1,4 +1,4 @@
-//! Why the store did not do what it was asked.
+//! Errors of the store.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::manifest::ManifestError;
 
-/// Why the store did not do what it was asked.
+/// Why an operation on the store failed.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// A file or directory could not be used.
@@ -15,10 +15,7 @@ pub enum StoreError {
     Path(#[from] PathError),
     /// Another process uses the directory.
     #[error("{} is in use by another daemon", path.display())]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     /// The directory was written by another version.
     #[error(
         "{} has store format {found}, this program reads {known}: run the forkd that wrote it, or give another --data-dir",
@@ -34,33 +31,22 @@ pub enum StoreError {
     },
     /// There is no such tag.
     #[error("there is no snapshot {tag}")]
-    NotFound {
-        /// The tag.
-        tag: Tag,
-    },
+    NotFound { tag: Tag },
     /// The tag is taken.
     #[error("there is already a snapshot {tag}")]
-    Exists {
-        /// The tag.
-        tag: Tag,
-    },
+    Exists { tag: Tag },
     /// The manifest of a tag cannot be used.
     #[error("the manifest of {tag} cannot be used")]
     Manifest {
-        /// The tag.
         tag: Tag,
-        /// What is wrong with it.
         #[source]
         source: ManifestError,
     },
     /// A file that a manifest names is missing or has another size.
     #[error("snapshot {tag} needs {digest}, {problem}")]
     Blob {
-        /// The tag.
         tag: Tag,
-        /// The file.
         digest: Digest,
-        /// What is wrong with it.
         problem: &'static str,
     },
     /// The content of a blob has changed on disk.
@@ -68,16 +54,10 @@ pub enum StoreError {
     Damaged { digest: Digest },
     /// Other tags build on this one.
     #[error("{} build on {tag}", list(dependents))]
-    HasDependents {
-        /// The tag.
-        tag: Tag,
-        /// Which ones.
-        dependents: Vec<Tag>,
-    },
+    HasDependents { tag: Tag, dependents: Vec<Tag> },
     /// The chain of parents is longer than any may be.
     #[error("{tag} would be the {depth}th link of its chain, {limit} is the limit")]
     ChainTooLong {
-        /// The tag.
         tag: Tag,
         /// How deep it would be.
         depth: usize,
@@ -87,17 +67,13 @@ pub enum StoreError {
     /// Snapshots take as much of the disk as they may.
     #[error("snapshots take {used} bytes on disk, {limit} is the limit")]
     Limit {
-        /// What they take, the new one included where there is one.
+        /// Bytes on disk of all blobs, those of the new snapshot included.
         used: u64,
-        /// What they may take.
         limit: u64,
     },
     /// There is no such image.
     #[error("there is no image {name:?}")]
-    NoImage {
-        /// Its name.
-        name: String,
-    },
+    NoImage { name: String },
 }
 
 fn list(tags: &[Tag]) -> String {

@@ -1,4 +1,4 @@
-//! Images that parents are built from.
+//! Installed images, which parents are built from.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,13 +15,12 @@ const ROOTFS: &str = "root.ext4";
 /// An image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Its name; images are named as tags are.
+    /// Images follow the rules for names of tags.
     pub name: Tag,
-    /// Where it lies.
     pub dir: PathBuf,
-    /// Its disk.
+    /// The root disk.
     pub rootfs: PathBuf,
-    /// How big that is.
+    /// Size of the root disk.
     pub sizes: Sizes,
 }
 

@@ -1,4 +1,4 @@
-//! What can be said about tags and about the store.
+//! Sizes and relations of tags, and the size of the store.
 
 use std::sync::Arc;
 
@@ -9,42 +9,41 @@ use crate::manifest::{BlobRef, Manifest};
 use crate::store::Store;
 use crate::tags::Entry;
 
-/// What can be said about a tag.
+/// A tag with its relations and sizes.
 #[derive(Debug, Clone)]
 pub struct Detail {
-    /// What it is made of.
     pub manifest: Arc<Manifest>,
-    /// Tags it builds on, the oldest first.
+    /// Ancestors, the oldest first.
     pub ancestors: Vec<Tag>,
-    /// Tags that build directly on it.
+    /// Tags whose parent this tag is.
     pub dependents: Vec<Tag>,
     /// Bytes on disk of the newest memory layer.
     pub memory_physical: u64,
     /// Bytes on disk of the disk layers, the base image left out.
     pub disk_physical: u64,
-    /// Bytes on disk of everything it names.
+    /// Bytes on disk of all blobs that the tag names.
     pub physical: u64,
-    /// Of these, bytes that no other tag names.
+    /// Bytes on disk of the blobs that no other tag names.
     pub unique: u64,
 }
 
-/// What the store holds.
+/// Size of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Number of tags.
     pub snapshots: u64,
     /// Number of blobs.
     pub blobs: u64,
-    /// Bytes they take on disk.
+    /// Bytes that all blobs take on disk.
     pub physical: u64,
-    /// Bytes they describe.
+    /// Sum of the lengths of all blobs.
     pub logical: u64,
     /// Bytes free on the file system.
     pub free: u64,
 }
 
 impl Store {
-    /// What can be said about a tag.
+    /// Relations and sizes of a tag.
     pub fn detail(&self, tag: &Tag) -> Result<Detail, StoreError> {
         let manifest = self.manifest(tag)?;
         let others: Vec<Arc<Manifest>> = self
@@ -110,7 +109,7 @@ impl Store {
         }
     }
 
-    /// What the store holds.
+    /// Size of the store. Reads no directory.
     pub fn usage(&self) -> Result<Usage, StoreError> {
         let root = self.layout().root();
         let fs = rustix::fs::statvfs(root).map_err(path_error("look at", root))?;

@@ -44,7 +44,7 @@ pub struct Ingested {
 impl Store {
     /// Copies a file into the store and gives the copy its digest as a name.
     ///
-    /// The blob is a new inode. Whoever has the source open for writing cannot reach it. The source keeps its name; the
+    /// The blob is a new inode. A process that has the source open for writing cannot reach it. The source keeps its name; the
     /// caller removes it. Nothing is synced: that comes with the first tag that names the blob.
     pub fn ingest(&self, path: &Path) -> Result<Ingested, StoreError> {
         let file = File::open(path).map_err(path_error("open", path))?;
@@ -81,20 +81,24 @@ impl Store {
         let draft = Draft::link(&self.layout.staging(), path)?;
         let blob = blobs::hash(draft.path())?;
         let ingested = self.enter(draft, blob)?;
-        self.remember(path, &before, blob);
+        let after = std::fs::metadata(path).map_err(path_error("read", path))?;
+        self.remember(&before, &after, blob);
         Ok(ingested)
     }
 
     /// As [`Store::ingest`], for a file that stays where it is and is probably the same as last time: if it has not
     /// changed since, nothing is read.
-    pub fn ingest_copy(&self, path: &Path) -> Result<Ingested, StoreError> {
-        let file = File::open(path).map_err(path_error("open", path))?;
-        let before = file.metadata().map_err(path_error("read", path))?;
+    pub fn ingest_copy(&self, file: &File) -> Result<Ingested, StoreError> {
+        let meta = || {
+            file.metadata()
+                .map_err(path_error("look at a file for", self.layout.staging()))
+        };
+        let before = meta()?;
         if let Some(known) = self.known(&before) {
             return Ok(known);
         }
-        let ingested = self.ingest_file(&file)?;
-        self.remember(path, &before, ingested.blob);
+        let ingested = self.ingest_file(file)?;
+        self.remember(&before, &meta()?, ingested.blob);
         Ok(ingested)
     }
 
@@ -167,10 +171,8 @@ impl Store {
         })
     }
 
-    fn remember(&self, path: &Path, before: &Metadata, blob: BlobRef) {
-        if let Ok(after) = std::fs::metadata(path) {
-            self.hashed.lock().insert(before, &after, blob);
-        }
+    fn remember(&self, before: &Metadata, after: &Metadata, blob: BlobRef) {
+        self.hashed.lock().insert(before, after, blob);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a process that keeps a writable descriptor can do to content: nothing.
+//! A process that keeps a writable descriptor of a file cannot change the content made from it.
 
 use std::fs::File;
 use std::io;
@@ -145,5 +145,8 @@ fn an_own_file_shares_its_inode_with_the_blob() {
     let inode = |path: &std::path::Path| std::fs::metadata(path).unwrap().ino();
     assert_eq!(inode(&path), inode(&store.layout().blob(&blob.digest)));
     assert_eq!(store.ingest_own(&path).unwrap().blob, blob);
-    assert_eq!(store.ingest_copy(&path).unwrap().blob, blob);
+    assert_eq!(
+        store.ingest_copy(&File::open(&path).unwrap()).unwrap().blob,
+        blob
+    );
 }

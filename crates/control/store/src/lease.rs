@@ -1,4 +1,4 @@
-//! Blobs in use.
+//! Counting the users of blobs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub struct Leases(Arc<Mutex<Held>>);
 #[derive(Debug, Default)]
 struct Held {
     counts: HashMap<Digest, usize>,
-    /// A blob is held no more.
+    /// A blob lost its last lease, or a tag was deleted, since the last collection.
     freed: bool,
 }
 
@@ -60,7 +60,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// What is held.
     pub fn digests(&self) -> &[Digest] {
         &self.digests
     }

@@ -9,9 +9,14 @@
 //!   <data>/staging/                 what is being written; emptied at every start
 //! ```
 //!
-//! Bytes are hashed once, when they come in. A blob is in place and durable before a manifest names it,
-//! and a manifest appears by one rename, so a tag is whole or it is not there. A blob goes when no
-//! manifest names it and no [`Lease`] holds it.
+//! Invariants:
+//!
+//! - No process outside of the daemon can write the inode of a blob ([`Store::ingest`]).
+//! - A blob is complete and durable before a manifest names it. A manifest appears by one rename. After a crash, a tag is
+//!   complete or absent.
+//! - A blob is removed when no manifest names it and no [`Lease`] holds it.
+//!
+//! [`Store`] is the only entry point; its locks and their order are described in `store.rs`.
 
 mod blobs;
 mod collect;

@@ -21,7 +21,7 @@ impl Store {
             .collect()
     }
 
-    /// The tag and all that build on it, those nobody builds on first.
+    /// The tag and its descendants; a tag comes after every tag that builds on it.
     pub(crate) fn subtree(&self, tag: &Tag) -> Vec<Tag> {
         let mut order = vec![tag.clone()];
         let mut at = 0;
@@ -37,7 +37,7 @@ impl Store {
         order
     }
 
-    /// Tags this one builds on, the oldest first. A parent that is gone ends the list.
+    /// Ancestors of a tag, the oldest first. A parent that was deleted ends the list.
     pub fn ancestors(&self, manifest: &Manifest) -> Vec<Tag> {
         let tags = self.tags();
         let mut chain = Vec::new();

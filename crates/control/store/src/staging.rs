@@ -1,4 +1,4 @@
-//! A place for what is being written.
+//! Directories for files that are being written.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use forkd_types::path_error;
 
 use crate::error::StoreError;
 
-/// A directory that nobody sees; it goes away with this value unless it was renamed into place.
+/// A private directory, removed with this value unless it was renamed into place.
 #[derive(Debug)]
 pub struct Staging {
     path: PathBuf,
@@ -21,17 +21,16 @@ impl Staging {
         Ok(Self { path, keep: false })
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A file in it.
+    /// Path of a file in the directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// A new file in it, open for reading and writing.
+    /// Creates a file in the directory, open for reading and writing.
     pub fn create(&self, name: &str) -> Result<File, StoreError> {
         let path = self.file(name);
         let file = File::options()
@@ -43,7 +42,7 @@ impl Staging {
         Ok(file)
     }
 
-    /// Leaves it alone: it was renamed, or the process is as good as dead.
+    /// Keeps the directory: it was renamed, or a test simulates the death of the process.
     pub(crate) fn forget(mut self) {
         self.keep = true;
     }

@@ -24,22 +24,22 @@ pub struct Store {
     pub(crate) layout: Layout,
     pub(crate) leases: Leases,
     tags: RwLock<BTreeMap<Tag, Entry>>,
-    /// Held while names of blobs and tags change, so that collection never sees a blob between its
-    /// arrival and its first lease.
+    /// Held while names of blobs and tags change: a collection must not see a blob between its arrival and its first
+    /// lease.
     commit: Mutex<()>,
     pub(crate) hashed: Mutex<Hashed>,
     pub(crate) blobs: Mutex<BlobTable>,
-    /// The most that blobs may take on disk for one more tag to be made.
+    /// Bytes on disk above which no further tag is made.
     limit: Option<u64>,
-    /// Keeps other daemons out.
+    /// An exclusive lock that keeps a second daemon out.
     _lock: File,
     #[cfg(test)]
     pub(crate) fuse: crate::crash_tests::Fuse,
 }
 
 impl Store {
-    /// Opens a store, or makes one. What an earlier daemon left half done is removed; blobs are not
-    /// collected until [`Store::collect`] is called, so that the caller can take its leases first.
+    /// Opens a store, or creates one. Removes unfinished files of an earlier daemon. Blobs are not collected until
+    /// [`Store::collect`] is called, so that the caller can take its leases first.
     pub fn open(root: impl Into<std::path::PathBuf>) -> Result<Self, StoreError> {
         let layout = Layout::new(root);
         for dir in layout.directories() {
@@ -72,17 +72,17 @@ impl Store {
         self
     }
 
-    /// What blobs may take on disk.
+    /// Bytes on disk that all blobs together may take.
     pub fn limit(&self) -> Option<u64> {
         self.limit
     }
 
-    /// Where things lie.
+    /// The paths of the store.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// A directory for what is being written, on the same file system.
+    /// Creates a directory for unfinished files, on the file system of the store.
     pub fn stage(&self) -> Result<Staging, StoreError> {
         Staging::new(&self.layout.staging())
     }
@@ -104,7 +104,7 @@ impl Store {
         self.tags.write()
     }
 
-    /// A point at which the process could die; tests make it.
+    /// A point at which tests let the process die.
     #[cfg(test)]
     pub(crate) fn step(&self) -> Result<(), StoreError> {
         self.fuse.step()

@@ -22,22 +22,20 @@ use crate::{blobs, durable};
 const MANIFEST: &str = "manifest.json";
 const CHECKSUM: &str = "manifest.b3";
 
-/// A tag and what can be said about it.
+/// A tag on disk.
 #[derive(Debug, Clone)]
 pub enum Entry {
-    /// It is whole.
+    /// The manifest is valid and every blob is there.
     Whole(Arc<Manifest>),
-    /// Something is wrong with it.
+    /// The manifest cannot be used, or a blob is missing or damaged.
     Broken {
-        /// Its name.
         tag: Tag,
-        /// What is wrong, as a chain of causes.
+        /// The error and its causes in one line.
         problem: String,
     },
 }
 
 impl Entry {
-    /// Its name.
     pub fn tag(&self) -> &Tag {
         match self {
             Self::Whole(manifest) => &manifest.tag,
@@ -46,23 +44,22 @@ impl Entry {
     }
 }
 
-/// What to do about tags that build on the one to delete.
+/// Treatment of tags that build on the one to delete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deletion {
-    /// Refuse.
+    /// Refuse the deletion if there are any.
     Single,
-    /// Delete them too.
+    /// Delete them as well.
     Cascade,
-    /// Leave them; they keep working, without their parent's name.
+    /// Keep them. They keep working: their manifests name every blob they need.
     Force,
 }
 
-/// What became of a manifest.
+/// A manifest with a lease on its blobs.
 #[derive(Debug)]
 pub struct Published {
-    /// As stored.
     pub manifest: Arc<Manifest>,
-    /// Keeps its blobs.
+    /// Keeps the blobs of the manifest.
     pub lease: Lease,
 }
 
@@ -85,8 +82,8 @@ impl Store {
         result
     }
 
-    /// What a tag would name, for somebody who starts from it at once and needs no name: nothing of it is synced,
-    /// and it is there for as long as the lease.
+    /// Leases the blobs of a manifest without making a tag, for children that start at once. Nothing is synced; the blobs
+    /// live as long as the lease.
     pub fn unnamed(&self, manifest: Manifest) -> Result<Published, StoreError> {
         let _commit = self.commit();
         self.check_blobs(&manifest)?;
@@ -170,7 +167,7 @@ impl Store {
         }
     }
 
-    /// There is a tag of that name, whole or not.
+    /// Whether there is a tag of that name, damaged or not.
     pub fn contains(&self, tag: &Tag) -> bool {
         self.tags().contains_key(tag)
     }
@@ -275,7 +272,7 @@ impl Store {
         Ok(())
     }
 
-    /// Marks a tag as broken, for what a check finds. The caller holds the commit lock and knows that the tag is there.
+    /// Marks a tag as damaged. The caller holds the commit lock and has seen that the tag exists.
     pub(crate) fn mark_broken(&self, tag: &Tag, problem: String) {
         self.tags_mut().insert(
             tag.clone(),

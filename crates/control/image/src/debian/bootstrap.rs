@@ -15,7 +15,7 @@ use crate::kernel::Kernel;
 use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::root::tar::TarError;
-use crate::root::{PackageRecord, Root, RootError, RootSource, Source, tar};
+use crate::root::{ImageSource, PackageRecord, Root, RootError, RootSource, tar};
 use crate::tools;
 
 /// Paths that no guest reads. Copyright files stay, because the licences demand it.
@@ -93,7 +93,7 @@ impl DebianRoot<'_> {
         Ok(Root {
             tree,
             packages,
-            source: Source::Debian {
+            source: ImageSource::Debian {
                 suite: suite.clone(),
                 variant: self.recipe.variant,
             },

@@ -18,14 +18,12 @@ use crate::recipe::{Recipe, RecipeError};
 use crate::root::ext4::{self, Disk, Ext4Error};
 use crate::root::tree::TreeError;
 use crate::root::{Root, RootError, RootSource};
+use forkd_formats::image::ImageRecordError;
 use record::ImageRecord;
 
 /// Part of every key. Raised when the builder would make another image from the same recipe.
 const LAYOUT: &[u8] = b"image 1";
-/// File name of the disk.
-pub const DISK: &str = "root.ext4";
-/// File name of the record.
-pub const RECORD: &str = "image.json";
+pub use forkd_formats::image::{DISK, RECORD};
 
 /// Why an image could not be built.
 #[derive(Debug, Error)]
@@ -57,8 +55,13 @@ pub enum ImageError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is not an image of this version: {reason}", path.display())]
-    Record { path: PathBuf, reason: String },
+    /// The folder of an image has no valid record.
+    #[error("{} does not describe an image", path.display())]
+    Record {
+        path: PathBuf,
+        source: ImageRecordError,
+    },
+    /// The cache cannot be used.
     #[error("the image cache cannot be used")]
     Cache(#[from] CacheError),
 }
@@ -85,7 +88,7 @@ impl Image {
         let path = folder.join(RECORD);
         let text = std::fs::read(&path).map_err(io_error("read", &path))?;
         let record =
-            ImageRecord::parse(&text).map_err(|reason| ImageError::Record { path, reason })?;
+            ImageRecord::parse(&text).map_err(|source| ImageError::Record { path, source })?;
         Ok(Self {
             folder: folder.to_owned(),
             record,
@@ -152,7 +155,7 @@ fn write(
     read_only(&path)?;
     let digest = digest::of_file(&path).map_err(io_error("read", &path))?;
     step.done(&format!("{} MiB in use", allocated_mib(&path)?));
-    let mut record = ImageRecord::new(recipe, root, digest);
+    let mut record = record::new(recipe, root, digest);
     record.uuid = uuid_text(&uuid);
     let path = staging.join(RECORD);
     std::fs::write(&path, record.to_json()).map_err(io_error("write", &path))?;
@@ -227,7 +230,7 @@ mod tests {
         let root = Root {
             tree,
             packages: vec![package.clone()],
-            source: crate::root::Source::Debian {
+            source: crate::root::ImageSource::Debian {
                 suite: "trixie".into(),
                 variant: crate::recipe::Variant::Minbase,
             },

@@ -9,41 +9,26 @@ pub mod tree;
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+pub use forkd_formats::image::{ImageSource, PackageRecord};
 use thiserror::Error;
 
 use crate::debian::bootstrap::BootstrapError;
 use crate::progress::Progress;
-use crate::recipe::Variant;
 use tree::Tree;
 
-/// A package in a root.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PackageRecord {
-    pub name: String,
-    pub version: String,
-}
-
-/// A root and its origin.
+/// A root and what is known of it.
 #[derive(Debug)]
 pub struct Root {
     pub tree: Tree,
     /// The packages of the files, sorted by name.
     pub packages: Vec<PackageRecord>,
-    pub source: Source,
-    /// Release of the kernel whose modules are included.
+    /// Where they are from.
+    pub source: ImageSource,
+    /// The release of the kernel whose modules are among them.
     pub kernel: Option<String>,
 }
 
-/// The origin of the files of a root.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Source {
-    Debian { suite: String, variant: Variant },
-}
-
-/// Why a source provided no root.
+/// Why a source gave no root.
 #[derive(Debug, Error)]
 pub enum RootError {
     #[error("Debian's packages could not be made into a root")]

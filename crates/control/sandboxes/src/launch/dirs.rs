@@ -7,8 +7,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use forkd_api::ErrorCode;
+use forkd_formats::layer::LayerHeader;
 use forkd_types::SandboxId;
-use forkd_types::layer::LayerHeader;
 
 use crate::error::Error;
 

@@ -5,9 +5,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use forkd_api::ErrorCode;
+use forkd_formats::page_map::{Extent, PageMap};
 use forkd_store::{BlobRef, Ingested, Manifest, MergeError};
 use forkd_types::PAGE_SIZE;
-use forkd_vmm_proto::{Extent, PageMap};
 
 use crate::app::App;
 use crate::error::Error;

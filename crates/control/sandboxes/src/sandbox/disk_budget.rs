@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use forkd_formats::layer::BLOCK;
 use forkd_store::{BlobRef, Manifest, Sizes};
-use forkd_types::layer::BLOCK;
 
 use crate::app::App;
 use crate::state::{LayerRef, SandboxRecord};
@@ -88,8 +88,8 @@ pub fn measure(app: &App, record: &SandboxRecord) -> DiskUse {
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use forkd_formats::layer::{HEADER_LEN, LayerHeader};
     use forkd_types::Digest;
-    use forkd_types::layer::{HEADER_LEN, LayerHeader};
 
     use super::super::layers::new_layers;
     use super::*;

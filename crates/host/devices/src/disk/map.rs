@@ -1,6 +1,6 @@
 //! Which blocks a layer has: two bits a block, in memory in pieces that exist once they are touched.
 
-use forkd_types::layer::{BLOCKS_PER_MAP_BYTE, LayerError, check_map};
+use forkd_formats::layer::{BLOCKS_PER_MAP_BYTE, LayerError, check_map};
 
 /// Bytes of one piece of the map; it covers 64 MiB of disk.
 pub(super) const PIECE: usize = 4096;

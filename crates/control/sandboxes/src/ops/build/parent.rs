@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use forkd_agent_client::Client;
 use forkd_api::{ErrorCode, SnapshotInfo};
+use forkd_formats::image::Interpreter;
 use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, InterpStart, QuiesceRequest, Warmup};
 use forkd_store::{Cpu, Ingested, Source};
 use forkd_types::{Engine, SandboxId, Tag};
@@ -14,7 +15,7 @@ use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Event, LINUX_CMDLINE};
 
 use super::BuildRequest;
-use super::assets::Assets;
+use super::assets::{Assets, HostFile, RootDisk};
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
@@ -126,16 +127,18 @@ fn with_console(error: Error, console: &str) -> Error {
 }
 
 async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error> {
-    let path = assets.disk.clone();
-    let same = assets.immutable;
+    let disk = assets.disk.clone();
     app.blocking(move |app| {
-        let ingested = if same {
-            // Another file system does not share names; then it is copied.
-            app.store
-                .ingest_own(&path)
-                .or_else(|_| app.store.ingest_copy(&path))
-        } else {
-            app.store.ingest_copy(&path)
+        let ingested = match &disk {
+            RootDisk::Installed(path) => match app.store.ingest_own(path) {
+                Ok(linked) => Ok(linked),
+                // Another file system does not share names; then it is copied.
+                Err(_) => {
+                    let file = File::open(path).map_err(Error::io("open", path))?;
+                    app.store.ingest_copy(&file)
+                }
+            },
+            RootDisk::Named(disk) => app.store.ingest_copy(&disk.file),
         };
         ingested.map_err(Error::store("the root disk could not be stored"))
     })
@@ -186,10 +189,10 @@ impl Parent {
     }
 
     async fn boot(&self, assets: &Assets, base: &Ingested) -> Result<(), Error> {
-        let open = |path: &std::path::Path| File::open(path).map_err(Error::io("open", path));
+        let clone = |host: &HostFile| host.file.try_clone().map_err(Error::io("use", &host.path));
         let input = BootInput {
-            kernel: open(&assets.kernel)?,
-            initramfs: Some(open(&assets.initramfs)?),
+            kernel: clone(&assets.kernel)?,
+            initramfs: Some(clone(&assets.initramfs)?),
             cmdline: LINUX_CMDLINE.to_owned(),
             base: self
                 .owner
@@ -253,7 +256,7 @@ async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Re
     if let Some(warmup) = &assets.warmup {
         let started = client
             .interp_start(InterpStart {
-                language: warmup.interpreter.clone(),
+                language: warmup.interpreter.name().to_owned(),
                 env: assets
                     .env
                     .iter()
@@ -335,7 +338,7 @@ async fn numpy_version(client: &Client, assets: &Assets) -> String {
     if assets
         .warmup
         .as_ref()
-        .is_none_or(|warmup| warmup.interpreter != "python")
+        .is_none_or(|warmup| warmup.interpreter != Interpreter::Python)
     {
         return String::new();
     }
@@ -376,7 +379,7 @@ fn record(
         }],
         source: Source {
             image: assets.image.clone(),
-            kernel: assets.kernel.display().to_string(),
+            kernel: assets.kernel.path.display().to_string(),
             kernel_digest: None,
             initramfs_digest: None,
             cmdline: LINUX_CMDLINE.to_owned(),

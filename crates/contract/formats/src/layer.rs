@@ -1,4 +1,4 @@
-//! The file of a disk layer: the controller makes, merges and stores it, a VMM reads and writes it.
+//! The file of a disk layer. The daemon creates, merges and stores layers; a VMM reads and writes them.
 //!
 //! ```text
 //!   0        magic "forkdlyr"
@@ -33,27 +33,21 @@ const MAGIC: [u8; 8] = *b"forkdlyr";
 const VERSION: u32 = 1;
 const CHECKED: usize = 48;
 
-/// Why a header is none.
+/// Why a layer is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum LayerError {
-    /// Not a layer, or not one of ours.
+    /// The magic, the checksum or a field is wrong.
     #[error("a disk layer is damaged: {0}")]
     Damaged(&'static str),
-    /// A layer of a version this program does not know.
+    /// Another version of the format.
     #[error("a disk layer has version {found}, this program knows {VERSION}")]
-    Version {
-        /// In the file.
-        found: u32,
-    },
+    Version { found: u32 },
     /// The size is zero, too large or not whole sectors.
     #[error("a disk cannot have {size} bytes")]
-    Size {
-        /// The size.
-        size: u64,
-    },
+    Size { size: u64 },
 }
 
-/// What a layer file says about itself.
+/// The header of a layer file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerHeader {
     /// Size of the disk in bytes.
@@ -63,7 +57,7 @@ pub struct LayerHeader {
 }
 
 impl LayerHeader {
-    /// A header, if the size can be that of a disk.
+    /// A header for a disk of `size` bytes.
     pub fn new(size: u64, max_bytes: u64) -> Result<Self, LayerError> {
         if size == 0 || size > MAX_DISK || !size.is_multiple_of(SECTOR) {
             return Err(LayerError::Size { size });

@@ -56,7 +56,7 @@ pub struct Change {
 /// Why bytes are not a page map.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PageMapError {
-    /// They do not begin like one.
+    /// The magic is missing.
     #[error("not a page map")]
     Magic,
     /// Another version wrote it.

@@ -25,6 +25,8 @@ pub struct Branch {
     pub wait: bool,
     /// Must be what the source was started from.
     pub parent: Option<Tag>,
+    /// Freeze the user processes of the source for the cut.
+    pub freeze: bool,
 }
 
 impl TryFrom<BranchRequest> for Branch {
@@ -63,6 +65,7 @@ impl TryFrom<BranchRequest> for Branch {
             mode: if full { CutMode::Full } else { CutMode::Diff },
             wait: request.wait,
             parent,
+            freeze: request.freeze,
         })
     }
 }
@@ -126,13 +129,13 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, wish: Branch) -> Result<Bran
     let sandbox = app.sandboxes.get(id)?;
     check_parent(&sandbox, wish.parent.as_ref())?;
     if wish.wait {
-        let done = send(&sandbox, claimed, wish.mode, None, None)?;
+        let done = send(&sandbox, claimed, wish.mode, wish.freeze, None, None)?;
         let result = done.await.map_err(|_| ended(id))?.map(|done| done.info);
         drop(slot);
         return result.map(Branched::Ready);
     }
     let (told, taken) = oneshot::channel();
-    let done = send(&sandbox, claimed, wish.mode, Some(told), None)?;
+    let done = send(&sandbox, claimed, wish.mode, wish.freeze, Some(told), None)?;
     // The slot is held until everything is written, whether or not the caller waits.
     let (finished, early) = oneshot::channel();
     tokio::spawn(async move {
@@ -228,6 +231,7 @@ fn send(
     sandbox: &Sandbox,
     claimed: Claimed,
     mode: CutMode,
+    freeze: bool,
     taken: Option<oneshot::Sender<u64>>,
     held: Option<oneshot::Receiver<()>>,
 ) -> Result<Done, Error> {
@@ -238,6 +242,7 @@ fn send(
     sandbox.ask(Ask::Branch(Box::new(BranchAsk {
         claimed,
         mode,
+        freeze,
         taken,
         held,
         done: sender,
@@ -247,13 +252,13 @@ fn send(
 
 /// Cuts a sandbox for those who start from the cut at once. Its tag is never in the store, so none of it is synced.
 #[tracing::instrument(target = TARGET, name = "cut", skip_all, fields(forkd.sandbox = %sandbox.id))]
-pub async fn cut_unnamed(app: &App, sandbox: &Sandbox) -> Result<BranchDone, Error> {
+pub async fn cut_unnamed(app: &App, sandbox: &Sandbox, freeze: bool) -> Result<BranchDone, Error> {
     let tag: Tag = format!("{HIDDEN}fork-{:016x}", rand::random::<u64>())
         .parse()
         .map_err(|_| Error::Task)?;
     let source = Some(sandbox.id.to_string());
     let claimed = app.writing.claim(&tag, source).ok_or(Error::Task)?;
-    let done = send(sandbox, claimed, CutMode::Diff, None, None)?;
+    let done = send(sandbox, claimed, CutMode::Diff, freeze, None, None)?;
     done.await.map_err(|_| ended(&sandbox.id))?
 }
 
@@ -273,7 +278,7 @@ pub async fn cut_and_hold(
 ) -> Result<(BranchDone, Held), Error> {
     let claimed = claim(app, tag, Some(sandbox.id.to_string())).await?;
     let (held, until) = oneshot::channel();
-    let done = send(sandbox, claimed, mode, None, Some(until))?;
+    let done = send(sandbox, claimed, mode, false, None, Some(until))?;
     let made = done.await.map_err(|_| ended(&sandbox.id))??;
     Ok((made, Held { _until: held }))
 }

@@ -22,13 +22,15 @@ pub struct Fork {
     pub expires_at_unix: Option<u64>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
+    /// Freeze the user processes of the source for the cut.
+    pub freeze: bool,
 }
 
 /// Cuts the sandbox and starts children from the cut, which lives on in them alone.
 pub async fn fork(app: &Arc<App>, id: &SandboxId, wish: Fork) -> Result<Vec<SandboxInfo>, Error> {
     app.check_open()?;
     let sandbox = app.sandboxes.get(id)?;
-    let cut = branching::cut_unnamed(app, &sandbox).await?;
+    let cut = branching::cut_unnamed(app, &sandbox, wish.freeze).await?;
     let request = CreateRequest {
         tag: cut.published.manifest.tag.clone(),
         count: wish.count,

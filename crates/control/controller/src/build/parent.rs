@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use forkd_agent_client::{Client, Options};
 use forkd_api::{ErrorCode, SnapshotInfo};
-use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, InterpStart, QuiesceRequest, Warmup};
+use forkd_guest_proto::{
+    EvalMode, EvalRequest, ExecRequest, FreezeRequest, InterpStart, QuiesceRequest, Warmup,
+};
 use forkd_store::{
     Cpu, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Source, Staging,
     Versions,
@@ -25,6 +27,9 @@ use crate::sandbox::create::EPOCH;
 
 /// What the guest sees as the serial number of its root disk.
 const SERIAL: &str = "root";
+
+/// How long the processes of a parent may take to freeze, milliseconds. A warm-up may leave one that waits for a disk.
+const FREEZE_MS: u64 = 30_000;
 
 /// A parent that runs.
 struct Parent {
@@ -164,6 +169,15 @@ impl Parent {
             .quiesce(QuiesceRequest::default())
             .await
             .map_err(Error::agent("the parent could not be prepared for the cut"))?;
+        // Children thaw their processes once their identity is in force. The parent itself is not needed after the cut.
+        client
+            .freeze(FreezeRequest {
+                timeout_ms: Some(FREEZE_MS),
+            })
+            .await
+            .map_err(Error::agent(
+                "the processes of the parent could not be frozen",
+            ))?;
         client.close();
         drop(client);
         let (staging, report) = self.cut(app).await?;

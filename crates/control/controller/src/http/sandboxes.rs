@@ -304,6 +304,7 @@ pub async fn fork(
         owner: actor.0,
         expires_at_unix: expiry(&app, request.timeout_secs)?,
         labels: checked_labels(request.labels)?,
+        freeze: request.freeze,
     };
     let work = telemetry::spawn(async move { crate::forking::fork(&app, &id, wish).await });
     let infos = work.await.map_err(|_| Error::Task)??;

@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use super::checkpoint::{NewLayer, new_layers};
 use super::driver::{Ended, Owned};
 use super::entry::Sandbox;
+use super::freeze::FrozenSource;
 use super::layers;
 use super::state::Step;
 use crate::app::App;
@@ -46,6 +47,8 @@ pub struct BranchAsk {
     pub claimed: Claimed,
     /// How much to write.
     pub mode: CutMode,
+    /// Freeze the user processes of the guest for the cut.
+    pub freeze: bool,
     /// Told as soon as the source runs again, for a caller who does not wait for the end: why a cut fails after that is
     /// kept with the tag.
     pub taken: Option<oneshot::Sender<u64>>,
@@ -74,6 +77,7 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
     let BranchAsk {
         claimed,
         mode,
+        freeze,
         taken,
         held,
         done,
@@ -82,6 +86,7 @@ pub async fn serve(owned: &mut Owned, ask: BranchAsk) -> Result<(), Option<StopC
         owned,
         claimed: &claimed,
         mode,
+        freeze,
         taken,
         told: false,
         goes_on: held.is_none(),
@@ -159,6 +164,7 @@ struct Cut<'a> {
     owned: &'a mut Owned,
     claimed: &'a Claimed,
     mode: CutMode,
+    freeze: bool,
     taken: Option<oneshot::Sender<u64>>,
     /// Somebody was told that the tag is being written.
     told: bool,
@@ -187,10 +193,18 @@ impl Cut<'_> {
         if record.builds_on().0.layers.len() >= MAX_MEMORY_LAYERS {
             self.mode = CutMode::Full;
         }
+        // First of all: a process that cannot be frozen leaves nothing to undo.
+        let frozen = match self.freeze {
+            true => {
+                let sandbox = &self.owned.sandbox;
+                Some(FrozenSource::freeze(sandbox.agent().await?, &sandbox.id).await?)
+            }
+            false => None,
+        };
         let files = self.prepare(&record).await?;
         let before = record.clone();
         let record = self.announce_layers(&files).await?;
-        let report = match self.cut(&files, record.builds_on().1).await {
+        let report = match self.cut(&files, record.builds_on().1, frozen).await {
             Ok(report) => report,
             Err(error) => {
                 self.take_back(&before, &error, &files).await;
@@ -258,7 +272,12 @@ impl Cut<'_> {
     }
 
     /// Stops the VM for the instant of the cut and waits until everything is written.
-    async fn cut(&mut self, files: &Files, onto: u64) -> Result<CutReport, Error> {
+    async fn cut(
+        &mut self,
+        files: &Files,
+        onto: u64,
+        mut frozen: Option<FrozenSource>,
+    ) -> Result<CutReport, Error> {
         let mut fds = FdList::default();
         let spec = CutSpec {
             state: fds.push(&files.state),
@@ -286,6 +305,8 @@ impl Cut<'_> {
         let reply = owned
             .call_noting(ended, Command::Cut(spec), &fds, |event| {
                 if let Event::CutTaken { pause_us, .. } = event {
+                    // The source runs again, and its processes with it.
+                    drop(frozen.take());
                     *layers_moved = true;
                     claimed.taken(pause_us);
                     if let Some(taken) = taken.take() {

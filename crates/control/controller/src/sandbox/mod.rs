@@ -22,6 +22,7 @@ mod checkpoint;
 pub mod create;
 mod driver;
 mod entry;
+pub mod freeze;
 #[cfg(test)]
 mod hold_tests;
 mod identity;

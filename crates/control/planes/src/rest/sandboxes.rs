@@ -309,6 +309,7 @@ pub async fn fork(
         owner: actor.owner,
         expires_at_unix: expiry(&app, request.timeout_secs)?,
         labels: checked_labels(request.labels)?,
+        freeze: request.freeze,
     };
     let id = sandbox.id.clone();
     let work = trace::spawn(async move { forkd_sandboxes::ops::fork::fork(&app, &id, wish).await });

@@ -26,6 +26,8 @@ pub struct Branch {
     pub wait: bool,
     /// Must be what the source was started from.
     pub parent: Option<Tag>,
+    /// Freeze the user processes of the source for the cut.
+    pub freeze: bool,
 }
 
 impl TryFrom<BranchRequest> for Branch {
@@ -64,6 +66,7 @@ impl TryFrom<BranchRequest> for Branch {
             mode: if full { CutMode::Full } else { CutMode::Diff },
             wait: request.wait,
             parent,
+            freeze: request.freeze,
         })
     }
 }
@@ -101,7 +104,13 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, request: Branch) -> Result<B
     let claim = claim(app, &tag, &sandbox.owner(), Some(id.to_string())).await?;
     if request.wait {
         let caller = Caller::WaitsForEnd;
-        let done = cut(&sandbox, Destination::Tag { claim, caller }, request.mode).await?;
+        let done = cut(
+            &sandbox,
+            Destination::Tag { claim, caller },
+            request.mode,
+            request.freeze,
+        )
+        .await?;
         drop(slot);
         return Ok(Branched::Ready(done.info));
     }
@@ -110,7 +119,7 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, request: Branch) -> Result<B
     let destination = Destination::Tag { claim, caller };
     // The slot is held until everything is written, whether or not the caller waits.
     let mut whole = trace::spawn(async move {
-        let done = cut(&sandbox, destination, request.mode).await;
+        let done = cut(&sandbox, destination, request.mode, request.freeze).await;
         drop(slot);
         done
     });
@@ -145,6 +154,7 @@ pub async fn cut(
     sandbox: &SandboxHandle,
     destination: Destination,
     mode: CutMode,
+    freeze: bool,
 ) -> Result<CutDone, Error> {
     if !sandbox.phase().answers() {
         return Err(sandbox.not_running());
@@ -153,6 +163,7 @@ pub async fn cut(
     sandbox.ask(Ask::Cut(Box::new(CutAsk {
         destination,
         mode,
+        freeze,
         done,
     })))?;
     made.await.map_err(|_| Error::Gone {

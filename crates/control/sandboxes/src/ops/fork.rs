@@ -23,6 +23,8 @@ pub struct Fork {
     pub expires_at_unix: Option<u64>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
+    /// Freeze the user processes of the source for the cut.
+    pub freeze: bool,
 }
 
 /// Cuts the sandbox and starts children from the cut, which lives on in them alone. The children descend from the snapshot
@@ -45,7 +47,7 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         workspace: None,
         id: None,
     };
-    let made = cut(&sandbox, Destination::Live, CutMode::Diff).await?;
+    let made = cut(&sandbox, Destination::Live, CutMode::Diff, fork.freeze).await?;
     drop(cut_slot);
     let source = SourceSnapshot::of_cut(app, made.published, lineage).await?;
     let children = spawn::start_from(app, &request, source, slots).await?;

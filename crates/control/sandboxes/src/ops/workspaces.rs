@@ -214,7 +214,7 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
     // Nothing is answered by the guest after this, unless it fails and the guest goes on.
     let (held, until) = oneshot::channel();
     let claim = branch::claim(app, &tag, &sandbox.owner(), Some(id.to_string())).await?;
-    let made = branch::cut(&sandbox, Destination::Suspend { claim, until }, mode).await?;
+    let made = branch::cut(&sandbox, Destination::Suspend { claim, until }, mode, false).await?;
     drop(slot);
     let old = record.state_tag.replace(tag);
     record.suspended = true;

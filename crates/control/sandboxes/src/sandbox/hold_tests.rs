@@ -147,7 +147,10 @@ async fn cut_and_hold(bench: &Bench) -> Result<(CutDone, Held), Error> {
     let (held, until) = oneshot::channel();
     let claim = claim(&bench.app, &bench.tag, "me", None).await?;
     let destination = Destination::Suspend { claim, until };
-    Ok((cut(&bench.sandbox, destination, CutMode::Full).await?, held))
+    Ok((
+        cut(&bench.sandbox, destination, CutMode::Full, false).await?,
+        held,
+    ))
 }
 
 #[tokio::test]

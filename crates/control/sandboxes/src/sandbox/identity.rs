@@ -1,6 +1,10 @@
-//! Making a child a machine of its own.
+//! Gives a child the identity of a machine of its own, and a guest that was rolled back new random numbers.
+//!
+//! The agent thaws user processes as the last step of either. A guest whose random numbers could not be renewed is an
+//! error: it would draw the same keys as its siblings.
 
 use forkd_agent_client::{Client, Identified};
+use forkd_api::ErrorCode;
 use forkd_guest_proto::{IdentityReport, IdentityRequest, NetworkRequest};
 use forkd_types::SandboxId;
 
@@ -10,7 +14,7 @@ use crate::launch::random_mac;
 /// Random bytes for the guest's generators.
 const ENTROPY: usize = 64;
 
-/// Gives the guest a new identity; when this returns, the child is ready.
+/// Gives the guest a new identity and thaws its processes. When this returns, the child is ready.
 pub async fn assume(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
     let request = IdentityRequest {
         machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
@@ -23,7 +27,8 @@ pub async fn assume(client: &Client, id: &SandboxId) -> Result<IdentityReport, E
     ask(client, id, request).await
 }
 
-/// Gives a guest that went back new random numbers and the right time; it stays the machine it is.
+/// Gives a guest that was rolled back new random numbers and the right time, and thaws its processes. The guest keeps
+/// its names and connections.
 pub async fn renew(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
     let request = IdentityRequest {
         keep_connections: true,
@@ -64,7 +69,13 @@ async fn ask(
         report,
         clock_within,
     } = identified;
-    tracing::debug!(sandbox = %id, ?clock_within, "wall clock");
+    tracing::debug!(sandbox = %id, ?clock_within, thawed = report.thawed, "identity");
+    if !report.reseeded {
+        return Err(Error::refused(
+            ErrorCode::AgentFailed,
+            format!("sandbox {id} did not renew its random numbers"),
+        ));
+    }
     for warning in &report.warnings {
         tracing::warn!(sandbox = %id, warning, "identity");
     }

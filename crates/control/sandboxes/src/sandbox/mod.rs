@@ -21,6 +21,7 @@ pub mod birth;
 mod checkpoint;
 pub(crate) mod cut;
 pub(crate) mod disk_budget;
+mod freeze;
 pub mod handle;
 #[cfg(test)]
 mod hold_tests;

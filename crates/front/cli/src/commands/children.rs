@@ -23,6 +23,7 @@ pub async fn start(
                 n: request.n,
                 timeout_secs: request.timeout_secs,
                 labels: request.labels,
+                freeze: false,
             };
             client.fork(id, &request).await
         }

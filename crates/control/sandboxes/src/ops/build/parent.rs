@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use forkd_agent_client::Client;
 use forkd_api::{ErrorCode, SnapshotInfo};
 use forkd_formats::image::Interpreter;
-use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, InterpStart, QuiesceRequest, Warmup};
+use forkd_guest_proto::{
+    EvalMode, EvalRequest, ExecRequest, FreezeRequest, InterpStart, QuiesceRequest, Warmup,
+};
 use forkd_store::{Cpu, Ingested, Source};
 use forkd_types::{Engine, SandboxId, Tag};
 use forkd_vmm_link::Vmm;
@@ -29,6 +31,8 @@ use crate::state::{DiskStack, SandboxRecord};
 
 /// The serial number of the root disk in the guest.
 const SERIAL: &str = "root";
+/// How long the processes of a parent may take to freeze, in milliseconds. A warm-up may leave one that waits for a disk.
+const FREEZE_MS: u64 = 30_000;
 /// How long the agent of a parent that says it is ready may take to answer.
 const CONNECT: Duration = Duration::from_secs(60);
 
@@ -93,6 +97,15 @@ async fn build_vm(
         .quiesce(QuiesceRequest::default())
         .await
         .map_err(Error::agent("the parent could not be prepared for the cut"))?;
+    // Children thaw their processes once their identity is in force. The parent is not needed after the cut.
+    client
+        .freeze(FreezeRequest {
+            timeout_ms: Some(FREEZE_MS),
+        })
+        .await
+        .map_err(Error::agent(
+            "the processes of the parent could not be frozen",
+        ))?;
     client.close();
     drop(client);
     let owned = claim.take().ok_or(Error::Task)?;

@@ -23,6 +23,7 @@ use forkd_types::Tag;
 use forkd_vmm_proto::{Capability, Command, CutExtent, CutReport, CutSpec, Event, ImageId, Reply};
 use tokio::sync::oneshot;
 
+use super::freeze::FrozenSource;
 use super::handle::SandboxHandle;
 use super::layers;
 use super::owner::SandboxOwner;
@@ -122,6 +123,8 @@ pub struct CutAsk {
     pub destination: Destination,
     /// How much to write.
     pub mode: CutMode,
+    /// Freeze the user processes of the guest for the cut.
+    pub freeze: bool,
     /// Told when the destination is reached.
     pub done: oneshot::Sender<Result<CutDone, Error>>,
 }
@@ -153,9 +156,11 @@ pub(super) async fn serve(owner: &mut SandboxOwner, ask: CutAsk) {
     let CutAsk {
         destination,
         mode,
+        freeze,
         done,
     } = ask;
     let mut cut = Cut::new(owner, destination, mode);
+    cut.freeze = freeze;
     let result = cut.run().await;
     let held = cut.is_held();
     let destination = cut.destination;
@@ -243,6 +248,8 @@ struct Cut<'a> {
     owner: &'a mut SandboxOwner,
     destination: Destination,
     mode: CutMode,
+    /// Freeze the user processes of the guest for the cut.
+    freeze: bool,
     /// The instant is past: whatever comes of the cut, the new layers are in use.
     captured: bool,
     /// The VMM has answered that everything is written.
@@ -255,6 +262,7 @@ impl<'a> Cut<'a> {
             owner,
             destination,
             mode,
+            freeze: false,
             captured: false,
             written: false,
         }
@@ -273,9 +281,16 @@ impl<'a> Cut<'a> {
         if !layered || record.builds_on().0.layers.len() >= MAX_MEMORY_LAYERS {
             self.mode = CutMode::Full;
         }
+        // First of all: a process that cannot be frozen leaves nothing to undo.
+        let frozen = if self.freeze {
+            let sandbox = &self.owner.sandbox;
+            Some(FrozenSource::freeze(sandbox.agent().await?, &sandbox.id).await?)
+        } else {
+            None
+        };
         let files = CutFiles::open(self.owner, self.mode, self.destination.goes_on()).await?;
         let record = layers::announce(self.owner, &files.layers, |_| {}).await?;
-        let report = match self.capture(&files, record.builds_on().1).await {
+        let report = match self.capture(&files, record.builds_on().1, frozen).await {
             Ok(report) => report,
             Err(error) => {
                 if error.is_vmm_refusal() && !self.captured {
@@ -295,7 +310,12 @@ impl<'a> Cut<'a> {
     }
 
     /// Stops the VM for the instant of the cut and waits until everything is written.
-    async fn capture(&mut self, files: &CutFiles, onto: ImageId) -> Result<CutReport, Error> {
+    async fn capture(
+        &mut self,
+        files: &CutFiles,
+        onto: ImageId,
+        mut frozen: Option<FrozenSource>,
+    ) -> Result<CutReport, Error> {
         let mut fds = FdList::default();
         let spec = CutSpec {
             state: fds.push(&files.state),
@@ -324,6 +344,8 @@ impl<'a> Cut<'a> {
         let reply = owner
             .call_noting(Command::Cut(spec), &fds, |event| {
                 if let Event::CutTaken { pause_us, .. } = event {
+                    // The source runs again, and its processes with it.
+                    drop(frozen.take());
                     *captured = true;
                     destination.note_captured(pause_us);
                 }

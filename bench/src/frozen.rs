@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client};
+use forkd_vmm_driver::{Attach, Client};
 use forkd_vmm_proto::{
     BootSpec, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, RestoreSpec, Shape, VsockSpec,
 };

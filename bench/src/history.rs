@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client};
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, tiny};
 use forkd_vmm_proto::{
     CheckpointSpec, Command, CutReport, CutSpec, Reply, RollbackReport, RollbackSpec,
 };

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client};
+use forkd_vmm_driver::{Attach, Client};
 use forkd_vmm_proto::{
     BootSpec, ConsoleSpec, CpuModel, CutSpec, DiskSpec, Event, MemoryImage, PageIndex, RateLimit,
     RestoreSpec, Shape, VsockSpec,

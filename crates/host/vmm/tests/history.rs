@@ -8,9 +8,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::state::MachineState;
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
     BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutReport, CutSpec,
     MemoryImage, PageIndex, PageMap, Reply, RestoreSpec, RollbackSpec, Shape, VmmErrorCode,

@@ -7,10 +7,9 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::kvm::VcpuState;
 use forkd_vmm::state::MachineState;
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
     BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, Reply,
     RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,

@@ -308,9 +308,9 @@ mod tests {
     use std::io::Write;
 
     use forkd_memory::GuestRam;
+    use forkd_vmm_driver::tiny;
 
     use super::*;
-    use crate::tiny;
 
     fn ram() -> GuestRam {
         let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();

@@ -1,7 +1,7 @@
 //! A machine, from an empty shell on.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use forkd_devices::EventLoop;
@@ -289,20 +289,24 @@ impl Machine {
     }
 }
 
-/// Starts a thread that runs an event loop until the process ends.
+/// Starts a thread that runs an event loop until the process ends. Returns once `start` has confined it.
 fn start_loop(kind: ThreadKind, event_loop: EventLoop, start: ThreadStart) -> io::Result<()> {
     let name = match kind {
         ThreadKind::Disks => "disks",
         _ => "devices",
     };
+    let (confined, wait) = mpsc::channel();
     std::thread::Builder::new()
         .name(name.into())
         .stack_size(DEVICE_STACK)
         .spawn(move || {
             start(kind);
+            // The caller waits for exactly this.
+            let _ = confined.send(());
             if let Err(error) = event_loop.run() {
                 tracing::error!(%error, thread = name, "a device thread ended");
             }
-        })
-        .map(drop)
+        })?;
+    wait.recv()
+        .map_err(|_| io::ErrorKind::BrokenPipe.into())
 }

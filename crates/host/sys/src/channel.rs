@@ -1,4 +1,7 @@
-//! Packets with descriptors over a Unix socket.
+//! Packets with descriptors over a connected `SOCK_SEQPACKET` socket.
+//!
+//! [`Channel`] is one end. A packet arrives whole with its descriptors, or [`Channel::recv`] fails. A receiver
+//! closes descriptors that come with a truncated packet.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -32,7 +35,7 @@ pub struct Received {
 /// Why a packet was not sent or received.
 #[derive(Debug, Error)]
 pub enum ChannelError {
-    /// The other end is gone.
+    /// The other end is closed.
     #[error("the other end of the channel is closed")]
     Closed,
     /// The packet or its descriptors were larger than the reader allows.
@@ -45,10 +48,7 @@ pub enum ChannelError {
     },
     /// Too many descriptors to send.
     #[error("{count} descriptors are over the limit of {MAX_FDS} for one packet")]
-    TooManyFds {
-        /// How many.
-        count: usize,
-    },
+    TooManyFds { count: usize },
     /// The kernel refused.
     #[error("the channel failed")]
     Io(#[source] io::Error),

@@ -276,7 +276,7 @@ fn cuts_of_a_writing_guest_build_on_each_other_and_are_whole() {
     let after = vm.cut(&still.layers, Some(still.report.image));
     assert_eq!(after.report.pages_written + after.report.zero_pages, 0);
     assert_eq!(after.words(), still.words());
-    // From the beginning again, as after a cut that nobody kept.
+    // Onto the base again, as after a cut that was not kept.
     let whole = vm.cut(&base.layers, None);
     assert_eq!(whole.words(), still.words());
 }

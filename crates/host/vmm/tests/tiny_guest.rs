@@ -21,7 +21,7 @@ const SHAPE: Shape = Shape {
     cpu: CpuModel::Host,
 };
 
-/// What every VM is given beside its kernel or snapshot.
+/// Descriptors of every VM beside its kernel or snapshot.
 struct Surroundings {
     _dir: tempfile::TempDir,
     listener: OwnedFd,

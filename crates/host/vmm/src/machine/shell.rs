@@ -1,4 +1,8 @@
-//! A machine, from an empty shell on.
+//! The machine from an empty shell on: building it, pausing and resuming it.
+//!
+//! [`Machine::prepare`] does everything that waits in the kernel and starts all threads, parked. A pause stops
+//! vCPUs first, then the event loops, so no request arrives at a stopped device. When it returns, no thread
+//! touches guest memory.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -25,15 +29,9 @@ const MEMORY_STATS_EVERY: Duration = Duration::from_secs(30);
 /// Why there is no shell.
 #[derive(Debug, Error)]
 pub enum PrepareError {
-    /// The shape is not one.
+    /// The shape is invalid.
     #[error("a VM cannot have {memory} MiB and {vcpus} vCPUs")]
-    Shape {
-        /// Asked for.
-        memory: u32,
-        /// Asked for.
-        vcpus: u8,
-    },
-    /// KVM refused.
+    Shape { memory: u32, vcpus: u8 },
     #[error("cannot build the virtual machine")]
     Kvm(#[from] KvmError),
     /// No address space.
@@ -53,7 +51,7 @@ pub enum PrepareError {
 /// Why a machine did not stop or go on.
 #[derive(Debug, Error)]
 pub enum PauseError {
-    /// It is not running, or not paused.
+    /// The machine is in another phase.
     #[error("the machine is {phase:?}")]
     Phase {
         /// Where it is.
@@ -67,7 +65,7 @@ pub enum PauseError {
 /// Runs on each thread when it starts, with the kind of thread.
 pub type ThreadStart = Arc<dyn Fn(ThreadKind) + Send + Sync>;
 
-/// What a thread is for.
+/// Kind of a thread, which decides its system call filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadKind {
     /// Runs a vCPU.
@@ -78,7 +76,6 @@ pub enum ThreadKind {
     Disks,
 }
 
-/// A machine.
 pub struct Machine {
     pub(super) shape: Shape,
     pub(super) vm: Vm,
@@ -170,7 +167,6 @@ impl Machine {
         self.phase
     }
 
-    /// What it was built as.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -224,8 +220,7 @@ impl Machine {
         self.start_threads();
     }
 
-    /// How long vCPUs stood still that were told to stop then and to go on since; until now if one does not
-    /// run yet.
+    /// The pause: from `stopped` until the last vCPU runs again, or until now if one does not run yet.
     pub(super) fn standstill(&self, stopped: Instant) -> Duration {
         let now = Instant::now();
         let end = self
@@ -241,7 +236,7 @@ impl Machine {
         for vcpu in &self.vcpus {
             vcpu.resume();
         }
-        // The loop only fails to be woken if its eventfd is gone, and then the process is.
+        // Waking a loop fails only without its eventfd, which lives as long as the process.
         if let Err(error) = self.devices.resume() {
             tracing::error!(%error, "a device thread cannot be woken");
         }
@@ -266,7 +261,7 @@ impl Machine {
         &self.devices
     }
 
-    /// All counters of the devices. Costs the guest at most one interrupt in [`MEMORY_STATS_EVERY`], for
+    /// All counters of the devices. Costs the guest at most one interrupt in `MEMORY_STATS_EVERY`, for
     /// new memory statistics.
     pub fn counters(&mut self) -> Vec<(String, u64)> {
         let due = self
@@ -307,6 +302,5 @@ fn start_loop(kind: ThreadKind, event_loop: EventLoop, start: ThreadStart) -> io
                 tracing::error!(%error, thread = name, "a device thread ended");
             }
         })?;
-    wait.recv()
-        .map_err(|_| io::ErrorKind::BrokenPipe.into())
+    wait.recv().map_err(|_| io::ErrorKind::BrokenPipe.into())
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use forkd_sys::{Channel, ChannelError};
 use forkd_types::MiB;
-use forkd_vmm::client::Attach;
+use forkd_vmm_driver::Attach;
 use forkd_vmm_proto::{Command, Event, FromVmm, MAX_MESSAGE, Request, decode, encode};
 use rustix::event::epoll;
 
@@ -33,7 +33,7 @@ impl Bench {
     pub fn new(work: &Path, memory: MiB) -> anyhow::Result<Self> {
         Ok(Self {
             spawned: Spawned::start(work)?,
-            frozen: Frozen::new(work, memory, &forkd_vmm::tiny::image())?,
+            frozen: Frozen::new(work, memory, &forkd_vmm_driver::tiny::image())?,
             work: work.to_owned(),
             folders: 0,
         })

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client};
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, tiny};
 use forkd_vmm_proto::{
     CheckpointSpec, Command, CutExtent, CutReport, CutSpec, ImageId, Reply, RollbackReport,
     RollbackSpec,

@@ -34,7 +34,7 @@ pub struct Received {
 /// Why a packet was not sent or received.
 #[derive(Debug, Error)]
 pub enum ChannelError {
-    /// The other end is gone.
+    /// The other end is closed.
     #[error("the other end of the channel is closed")]
     Closed,
     /// The packet or its descriptors were larger than the reader allows.
@@ -47,10 +47,7 @@ pub enum ChannelError {
     },
     /// Too many descriptors to send.
     #[error("{count} descriptors are over the limit of {MAX_FDS} for one packet")]
-    TooManyFds {
-        /// How many.
-        count: usize,
-    },
+    TooManyFds { count: usize },
     /// The kernel refused.
     #[error("the channel failed")]
     Io(#[source] io::Error),

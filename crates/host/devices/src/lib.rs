@@ -32,7 +32,7 @@ use forkd_vmm_proto::DeviceSlot;
 /// Guest memory as devices see it.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
 
-/// What devices tell the VMM.
+/// Events from devices to the VMM.
 ///
 /// Called from the device thread or a vCPU thread with the lock of the device's slot held: an
 /// implementation hands the news on and returns, and never calls into a slot.

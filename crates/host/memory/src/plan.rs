@@ -1,4 +1,8 @@
-//! Which pages a cut looks at.
+//! The choice of pages that a cut writes.
+//!
+//! - [`plan_full`]: everything that is not known to be zero.
+//! - [`plan_changed`]: the changed pages, with small gaps filled, since each range costs every child a mapping.
+//! - [`plan_onto`]: the changed pages, or everything once the page map would grow too large.
 
 use std::io;
 use std::ops::Range;
@@ -10,14 +14,14 @@ use forkd_vmm_proto::{Change, MAX_EXTENTS, PageMap};
 
 use crate::{ImageLayers, PAGE_SIZE};
 
-/// So many mappings cost a child of the cut nothing that can be felt.
+/// Up to this many mappings per child cost nothing measurable.
 const FEW_RANGES: usize = 64;
-/// More than so many can be felt more than any number of pages.
+/// Upper bound on mappings per child; above it, gaps are filled regardless of their size.
 const MANY_RANGES: usize = 1024;
-/// Gaps may always add so many pages.
+/// Gaps may always add this many pages.
 const SOME_PAGES: u64 = 256;
 
-/// The pages to look at, in order. Those that turn out to be zero are left out of the file.
+/// The pages to look at, in order. Zero pages become holes of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WritePlan {
     /// Runs of pages, by offset in RAM.
@@ -31,7 +35,7 @@ impl WritePlan {
     }
 }
 
-/// All pages that are not known to be zero: those of the image and those the VM has made its own.
+/// All pages that are not known to be zero: data of the image, and private pages.
 pub fn plan_full(private: Vec<PageRange>, image: Option<&ImageLayers>) -> WritePlan {
     let mut ranges = private;
     if let Some(image) = image {
@@ -43,8 +47,8 @@ pub fn plan_full(private: Vec<PageRange>, image: Option<&ImageLayers>) -> WriteP
     }
 }
 
-/// The pages the VM has made its own, and gaps between them: each range costs every child of the cut a
-/// mapping, so the smallest gaps are filled until there are few ranges, or as many pages again.
+/// The private pages and the gaps between them. Each range costs every child of the cut a mapping, so the
+/// smallest gaps are filled until few ranges are left or the gaps have as many pages as the ranges.
 pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
     let ranges = join(private, 0);
     let own: u64 = ranges.iter().map(|range| range.count).sum();
@@ -133,7 +137,7 @@ fn join(ranges: Vec<PageRange>, gap: u64) -> Vec<PageRange> {
     out
 }
 
-/// The pages for which the image has data rather than a hole.
+/// The pages that are data and not holes in the image.
 fn image_data(image: &ImageLayers) -> Vec<PageRange> {
     let mut ranges = Vec::new();
     for extent in image.map().extents() {

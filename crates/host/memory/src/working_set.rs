@@ -1,4 +1,6 @@
-//! The pages that a first run touches.
+//! The working set: pages that the first child of a snapshot touches until it is ready.
+//!
+//! Later children bring these pages in before they run. The file is untrusted, and bounded in size.
 //!
 //! ```text
 //!   8  magic "FORKDWS1"    4  pages of memory    4  number of ranges
@@ -30,33 +32,25 @@ pub struct WorkingSet {
 /// Why bytes are not a working set.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WorkingSetError {
-    /// They do not begin like one, or are cut off.
+    /// The magic is wrong or the file is truncated.
     #[error("not a working-set file")]
     Format,
     /// The checksum does not fit.
     #[error("the working-set file is damaged")]
     Checksum,
-    /// It is for a VM of another size.
+    /// The working set is of a VM of another size.
     #[error("the working set is for {found} pages, the VM has {expected}")]
-    Size {
-        /// What it names.
-        found: u32,
-        /// What the VM has.
-        expected: u32,
-    },
-    /// It has more pages than are ever recorded.
+    Size { found: u32, expected: u32 },
+    /// The working set has more pages than are ever recorded.
     #[error("the working set has more than {MAX_PAGES} pages")]
     TooLarge,
     /// A range is empty, out of order or out of bounds.
     #[error("range {number} of the working set is out of bounds")]
-    Range {
-        /// Which.
-        number: usize,
-    },
+    Range { number: usize },
 }
 
 impl WorkingSet {
-    /// What `ram` has touched since it was mapped.
+    /// The pages of `ram` touched since it was mapped.
     pub fn record(ram: &GuestRam, pagemap: &Pagemap) -> Result<Self, MemoryError> {
         let touched = ram.touched_pages(pagemap)?;
         let written = ram.private_pages(pagemap)?;
@@ -83,7 +77,6 @@ impl WorkingSet {
         &self.ranges
     }
 
-    /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&self.pages.to_le_bytes());

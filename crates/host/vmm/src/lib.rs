@@ -14,9 +14,7 @@
 //! memory as of that moment stays, and goes on.
 
 pub mod arch;
-pub mod client;
 pub mod kvm;
 pub mod machine;
 pub mod program;
 pub mod state;
-pub mod tiny;

@@ -10,7 +10,7 @@ use std::path::Path;
 use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::state::MachineState;
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
     BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutExtent,
     CutReport, CutSpec, ImageId, MemoryImage, NetSpec, PageIndex, PageMap, Reply, RestoreSpec,
@@ -283,7 +283,7 @@ fn cuts_of_a_writing_guest_build_on_each_other_and_are_whole() {
     let after = vm.cut(&still.layers, Some(still.report.image));
     assert_eq!(after.report.pages_written + after.report.zero_pages, 0);
     assert_eq!(after.words(), still.words());
-    // From the beginning again, as after a cut that nobody kept.
+    // Onto the base again, as after a cut that was not kept.
     let whole = vm.cut(&base.layers, None);
     assert_eq!(whole.words(), still.words());
 }

@@ -11,7 +11,7 @@ use forkd_types::{Engine, MiB};
 use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::kvm::VcpuState;
 use forkd_vmm::state::MachineState;
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
     BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutExtent, CutSpec, FdIndex, ImageId,
     MAX_MESSAGE, MemoryImage, NetAttachment, NetBackend, NetSpec, PROTOCOL_VERSION, PageIndex,
@@ -26,7 +26,7 @@ const SHAPE: Shape = Shape {
     cpu: CpuModel::Host,
 };
 
-/// What every VM is given beside its kernel or snapshot.
+/// Descriptors of every VM beside its kernel or snapshot.
 struct Surroundings {
     _dir: tempfile::TempDir,
     listener: OwnedFd,

@@ -1,4 +1,4 @@
-//! A raw image.
+//! A raw image, written in place or read-only.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,7 @@
-//! Device state as plain data. Everything here has been outside the process and is checked on the way in.
+//! Saved state of slots and queues.
+//!
+//! The state may come from a file, so it is untrusted: queues are checked for size and place in memory before a
+//! device is activated with them.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -22,7 +25,6 @@ const RING_META: usize = 6;
 /// The state of a slot, by version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SlotState {
-    /// The first.
     V1(SlotStateV1),
 }
 
@@ -37,26 +39,20 @@ pub struct SlotStateV1 {
     pub device_features_sel: u32,
     /// Selected half of the driver's features.
     pub driver_features_sel: u32,
-    /// What the driver has accepted.
+    /// Features that the driver accepted.
     pub driver_features: u64,
-    /// Selected queue.
     pub queue_sel: u32,
     /// Interrupt status register.
     pub interrupt_status: u32,
-    /// Configuration generation.
     pub config_generation: u32,
-    /// The queues.
     pub queues: Vec<QueueSnapshot>,
-    /// The device.
     pub device: DeviceState,
 }
 
-/// A queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueSnapshot {
     /// Size the driver chose.
     pub size: u16,
-    /// Set up.
     pub ready: bool,
     /// Next entry of the available ring.
     pub next_avail: u16,
@@ -176,15 +172,11 @@ pub enum RestoreError {
     Features {
         /// In the state.
         found: u64,
-        /// Offered.
         offered: u64,
     },
     /// The status register has an impossible value.
     #[error("the state has an impossible device status {status:#x}")]
-    Status {
-        /// The register.
-        status: u32,
-    },
+    Status { status: u32 },
     /// A field of the device has an impossible value.
     #[error("the state of the device is not valid: {0}")]
     Device(&'static str),
@@ -196,14 +188,9 @@ pub enum RestoreError {
 /// The state of a device, by kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceState {
-    /// Entropy.
     Rng(RngState),
-    /// Disk.
     Block(BlockState),
-    /// Sockets.
     Vsock(VsockState),
-    /// Network.
     Net(NetState),
-    /// Memory balloon.
     Balloon(BalloonState),
 }

@@ -73,7 +73,7 @@ impl Hardening {
     }
 }
 
-/// What KVM says about a capability; zero if it does not know it.
+/// The value KVM reports for a capability; zero for an unknown one.
 fn offers(vm: &VmFd, number: u32) -> u32 {
     u32::try_from(vm.check_extension_raw(number.into())).unwrap_or(0)
 }

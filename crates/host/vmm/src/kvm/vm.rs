@@ -1,4 +1,7 @@
-//! One virtual machine.
+//! One virtual machine: memory slots, doorbells, interrupt lines, clock and interrupt controllers.
+//!
+//! Everything that waits for grace periods in the kernel (slots, doorbells, lines) is done while the shell is
+//! built, before the filter of the control thread forbids it.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd};
 
@@ -16,7 +19,7 @@ use super::hardening::{Hardening, capability};
 use super::{Hypervisor, KvmError, Vcpu, refused};
 use crate::arch::x86_64::layout;
 
-/// What a VM has beside its CPUs, memory and devices.
+/// The state of a VM beside its CPUs, memory and devices.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct VmState {
     /// Nanoseconds of the guest's clock.

@@ -1,4 +1,8 @@
-//! The devices of one machine.
+//! The devices of one machine and their event loops.
+//!
+//! [`DeviceSet`] makes all slots, ports and interrupt lines while the shell is built; a boot or restore puts
+//! devices into the slots. Disks have an event loop, and so a thread, of their own ([`DeviceLoops`]). A pause
+//! stops both loops between two requests.
 
 use std::fs::File;
 use std::io;
@@ -45,16 +49,11 @@ pub enum DeviceSetError {
     Fd(#[from] FdError),
     /// Too many disks.
     #[error("{count} disks are more than there are slots for")]
-    TooManyDisks {
-        /// How many.
-        count: usize,
-    },
+    TooManyDisks { count: usize },
     /// A back end cannot be used.
     #[error("the device {slot:?} cannot use its back end")]
     Backend {
-        /// Which.
         slot: DeviceSlot,
-        /// Why.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -63,14 +62,10 @@ pub enum DeviceSetError {
     Slot(#[from] SlotError),
     /// There is no such device.
     #[error("there is no device in the slot {slot:?}")]
-    Absent {
-        /// Which.
-        slot: DeviceSlot,
-    },
+    Absent { slot: DeviceSlot },
     /// The state speaks of other devices than the request.
     #[error("the snapshot and the request differ in the device {slot:?}: the {where_} has it")]
     Differs {
-        /// Which.
         slot: DeviceSlot,
         /// "snapshot" or "request".
         where_: &'static str,
@@ -90,7 +85,6 @@ pub struct DeviceSpec<'a> {
     pub mac: [u8; 6],
     /// Sockets.
     pub vsock: &'a VsockSpec,
-    /// Serial console.
     pub console: &'a ConsoleSpec,
 }
 
@@ -104,7 +98,6 @@ type Fitted = (DeviceSlot, Box<dyn VirtioDevice>);
 pub struct DeviceLoops {
     /// Everything but disks.
     pub devices: EventLoop,
-    /// All disks.
     pub disks: EventLoop,
 }
 

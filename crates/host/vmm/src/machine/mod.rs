@@ -1,4 +1,13 @@
-//! The machine: a shell, what fills it, and what can be done with it then.
+//! The machine: an empty shell, how it is filled, and the operations on it.
+//!
+//! ```text
+//!   prepare ──► shell ──boot──►    running ⇄ paused
+//!                 └────restore──►  cut, checkpoint, roll back: from either, and back to it
+//! ```
+//!
+//! [`Machine`] is owned by the control thread. Operations are in a file each: `boot`, `restore`, `cut`,
+//! `checkpoint`. `history` knows which pages changed since when. vCPU and device threads report through
+//! [`Notices`].
 
 mod boot;
 mod checkpoint;

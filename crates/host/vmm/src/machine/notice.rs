@@ -1,4 +1,7 @@
-//! News from vCPU and device threads for the control thread.
+//! Notices from vCPU and device threads to the control thread.
+//!
+//! [`Notices`] is a bounded queue with an event descriptor. Guests cause most notices, so excess ones are
+//! dropped and counted. The end of the machine is always delivered, with its first cause.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,33 +12,26 @@ use forkd_devices::metrics::Counter;
 use forkd_devices::{DeviceEvents, EventFd};
 use forkd_vmm_proto::{DeviceSlot, StopCause};
 
-/// The most news that wait. A guest makes news faster than anybody reads it if it wants to; what is over
-/// is dropped, and a dropped connection is closed.
+/// Upper bound on waiting notices. A guest can make them faster than they are read; excess ones are dropped,
+/// and a dropped connection is closed.
 const MAX_WAITING: usize = 256;
 
 /// A guest that reports again within this time is not heard: each report is a packet for the daemon.
 const READY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Something happened.
 #[derive(Debug)]
 pub enum Notice {
-    /// The guest says it is ready.
+    /// The guest reports that it is ready.
     AgentReady,
     /// The guest connected to a host port.
     VsockConnect {
-        /// The port.
         port: u32,
         /// The far end.
         stream: OwnedFd,
     },
     /// A device stands still.
-    DeviceFailed {
-        /// Which.
-        slot: DeviceSlot,
-        /// Why.
-        reason: String,
-    },
-    /// The machine is over.
+    DeviceFailed { slot: DeviceSlot, reason: String },
+    /// The machine has ended.
     Stopped(StopCause),
 }
 
@@ -56,7 +52,7 @@ pub struct Notices {
     bell: EventFd,
     /// Every report of the guest that it is ready, whether or not it became an event.
     pub(super) ready_signals: Counter,
-    /// Events beyond [`MAX_WAITING`].
+    /// Events beyond `MAX_WAITING`.
     pub(super) dropped: Counter,
     /// Bus locks that vCPUs were slowed down for.
     pub(super) bus_locks: Counter,
@@ -92,7 +88,7 @@ impl Notices {
         let _ = self.bell.signal();
     }
 
-    /// The guest reports that it is ready. Becomes an event at most once in [`READY_AGAIN`].
+    /// The guest reports that it is ready. Becomes an event at most once in `READY_AGAIN`.
     pub fn ready(&self) {
         self.ready_at(Instant::now());
     }
@@ -106,18 +102,18 @@ impl Notices {
         }
     }
 
-    /// The guest has gone back to an earlier time and will be ready again.
+    /// After a roll-back: the next report of the guest is an event at once.
     pub fn expect_ready(&self) {
         self.lock().ready = None;
     }
 
-    /// The guest's kernel says that it panicked; the reset that follows is not an ordinary one.
+    /// The guest's kernel reports a panic. The reset that follows is part of it.
     pub fn panicked(&self) {
         self.lock().panicked = true;
         self.stop(StopCause::GuestPanic);
     }
 
-    /// The machine is over. Only the first cause is kept.
+    /// The machine has ended. Only the first cause is kept.
     pub fn stop(&self, cause: StopCause) {
         let mut waiting = self.lock();
         if waiting.stopped.is_none() {

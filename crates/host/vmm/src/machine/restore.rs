@@ -1,4 +1,8 @@
-//! A start from frozen state.
+//! Restore: fills a shell from a snapshot.
+//!
+//! All files are untrusted. They are read and checked in full before the shell changes, so a refused snapshot
+//! leaves the shell usable; a failure after that spoils it. Interrupt controllers are restored before devices,
+//! which may raise an interrupt at once.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +23,7 @@ use crate::state::{MAX_STATE, MachineState, StateError};
 /// Why a machine did not start from a snapshot.
 #[derive(Debug, Error)]
 pub enum RestoreError {
-    /// There is something in the shell already.
+    /// The shell was filled before.
     #[error("the shell has been used")]
     Used,
     /// A descriptor is missing.
@@ -28,21 +32,14 @@ pub enum RestoreError {
     /// A file cannot be read.
     #[error("cannot read the {what}")]
     Read {
-        /// Which.
         what: &'static str,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// A file is larger than any of its kind.
     #[error("the {what} is larger than {limit} bytes")]
-    TooLarge {
-        /// Which.
-        what: &'static str,
-        /// The limit.
-        limit: usize,
-    },
-    /// The state file is not one.
+    TooLarge { what: &'static str, limit: usize },
+    /// The state file is invalid.
     #[error("cannot use the state file")]
     State(#[from] StateError),
     /// The snapshot is of another shape than the shell.
@@ -53,16 +50,15 @@ pub enum RestoreError {
         /// Of the shell.
         shell: Shape,
     },
-    /// The CPU of the snapshot is not one that this host shows.
+    /// The CPU of the snapshot differs from those that this host shows.
     #[error("this host cannot run vCPU {vcpu} of the snapshot")]
     Cpu {
         /// Number of the vCPU.
         vcpu: u8,
-        /// The difference.
         #[source]
         source: CpuMismatch,
     },
-    /// The page map is not one.
+    /// The page map is invalid.
     #[error("cannot use the page map")]
     PageMap(#[from] PageMapError),
     /// Memory could not be mapped.
@@ -77,12 +73,12 @@ pub enum RestoreError {
     /// The generation id cannot be written.
     #[error("cannot write the generation id")]
     Generation(#[source] vm_memory::GuestMemoryError),
-    /// The working set is not one.
+    /// The working set is invalid.
     #[error("cannot use the working set")]
     WorkingSet(#[from] WorkingSetError),
 }
 
-/// What has been read and checked before anything is changed.
+/// A snapshot that was read and checked.
 struct Parsed {
     state: MachineState,
     image: ImageLayers,
@@ -90,8 +86,7 @@ struct Parsed {
 }
 
 impl Machine {
-    /// Fills the shell from a snapshot. What has been read is checked before anything is changed, so a
-    /// snapshot that is refused leaves the shell fresh.
+    /// Fills the shell from a snapshot. A snapshot that is refused leaves the shell fresh.
     pub fn restore(&mut self, spec: RestoreSpec, mut fds: Fds) -> Result<(), RestoreError> {
         if !self.is_fresh() {
             return Err(RestoreError::Used);

@@ -1,7 +1,11 @@
-//! A machine, from an empty shell on.
+//! The machine from an empty shell on: building it, pausing and resuming it.
+//!
+//! [`Machine::prepare`] does everything that waits in the kernel and starts all threads, parked. A pause stops
+//! vCPUs first, then the event loops, so no request arrives at a stopped device. When it returns, no thread
+//! touches guest memory.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use forkd_devices::EventLoop;
@@ -26,7 +30,7 @@ const MEMORY_STATS_EVERY: Duration = Duration::from_secs(30);
 /// Why there is no shell.
 #[derive(Debug, Error)]
 pub enum PrepareError {
-    /// The shape is not one.
+    /// The shape is invalid.
     #[error("a VM cannot have {memory} MiB and {vcpus} vCPUs")]
     Shape {
         /// Asked for.
@@ -60,7 +64,7 @@ pub enum PrepareError {
 /// Why a machine did not stop or go on.
 #[derive(Debug, Error)]
 pub enum PauseError {
-    /// It is not running, or not paused.
+    /// The machine is in another phase.
     #[error("the machine is {phase:?}")]
     Phase {
         /// Where it is.
@@ -74,7 +78,7 @@ pub enum PauseError {
 /// Runs on each thread when it starts, with the kind of thread.
 pub type ThreadStart = Arc<dyn Fn(ThreadKind) + Send + Sync>;
 
-/// What a thread is for.
+/// Kind of a thread, which decides its system call filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadKind {
     /// Runs a vCPU.
@@ -85,7 +89,6 @@ pub enum ThreadKind {
     Disks,
 }
 
-/// A machine.
 pub struct Machine {
     pub(super) shape: Shape,
     pub(super) vm: Vm,
@@ -182,7 +185,6 @@ impl Machine {
         self.phase
     }
 
-    /// What it was built as.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -236,8 +238,7 @@ impl Machine {
         self.start_threads();
     }
 
-    /// How long vCPUs stood still that were told to stop then and to go on since; until now if one does not
-    /// run yet.
+    /// The pause: from `stopped` until the last vCPU runs again, or until now if one does not run yet.
     pub(super) fn standstill(&self, stopped: Instant) -> Duration {
         let now = Instant::now();
         let end = self
@@ -253,7 +254,7 @@ impl Machine {
         for vcpu in &self.vcpus {
             vcpu.resume();
         }
-        // The loop only fails to be woken if its eventfd is gone, and then the process is.
+        // Waking a loop fails only without its eventfd, which lives as long as the process.
         if let Err(error) = self.devices.resume() {
             tracing::error!(%error, "a device thread cannot be woken");
         }
@@ -278,7 +279,7 @@ impl Machine {
         &self.devices
     }
 
-    /// All counters of the devices. Costs the guest at most one interrupt in [`MEMORY_STATS_EVERY`], for
+    /// All counters of the devices. Costs the guest at most one interrupt in `MEMORY_STATS_EVERY`, for
     /// new memory statistics.
     pub fn counters(&mut self) -> Vec<(String, u64)> {
         let due = self
@@ -301,20 +302,23 @@ impl Machine {
     }
 }
 
-/// Starts a thread that runs an event loop until the process ends.
+/// Starts a thread that runs an event loop until the process ends. Returns once `start` has confined it.
 fn start_loop(kind: ThreadKind, event_loop: EventLoop, start: ThreadStart) -> io::Result<()> {
     let name = match kind {
         ThreadKind::Disks => "disks",
         _ => "devices",
     };
+    let (confined, wait) = mpsc::channel();
     std::thread::Builder::new()
         .name(name.into())
         .stack_size(DEVICE_STACK)
         .spawn(move || {
             start(kind);
+            // The caller waits for exactly this.
+            let _ = confined.send(());
             if let Err(error) = event_loop.run() {
                 tracing::error!(%error, thread = name, "a device thread ended");
             }
-        })
-        .map(drop)
+        })?;
+    wait.recv().map_err(|_| io::ErrorKind::BrokenPipe.into())
 }

@@ -1,4 +1,8 @@
-//! A vCPU and the thread that runs it.
+//! A vCPU and its thread.
+//!
+//! The thread parks at a gate until the vCPU is to run. To stop it, the control thread sets `immediate_exit`
+//! under the gate's lock and sends the kick signal. Every exit is completed by re-entering `KVM_RUN`, so a
+//! parked vCPU has no access in progress.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -19,7 +23,7 @@ const STACK: usize = 256 * 1024;
 /// guest to a thousand a second per vCPU.
 const BUS_LOCK_REST: Duration = Duration::from_millis(1);
 
-/// What the guest's accesses go to.
+/// The devices that answer the guest's accesses.
 pub struct Buses {
     /// I/O ports.
     pub ports: Bus,
@@ -115,7 +119,7 @@ impl VcpuHandle {
         gate.wanted = Wanted::Parked;
         self.shared.run_page.ask_exit();
         if !gate.parked {
-            // The thread lives as long as the process, so there is somebody to kick.
+            // The thread lives as long as the process, so the signal finds it.
             let _ = self.target.kick();
         }
     }
@@ -149,7 +153,6 @@ pub enum SpawnError {
     /// The kernel refused a thread.
     #[error("cannot start a vCPU thread")]
     Thread(#[source] io::Error),
-    /// KVM refused.
     #[error("cannot prepare a vCPU for its thread")]
     Kvm(#[from] KvmError),
 }

@@ -1,4 +1,4 @@
-//! Errors as the controller sees them.
+//! Errors on the wire: a code that a program can act on, and the error chain as text.
 
 use std::error::Error;
 use std::io;
@@ -35,9 +35,8 @@ fn is_no_space(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// What a program can do about an error.
+/// The code of an error on the wire.
 pub trait Code: Error + Sized + 'static {
-    /// The code.
     fn code(&self) -> VmmErrorCode;
 
     /// For the wire.

@@ -3,7 +3,7 @@
 //! Many lines are caused by the guest, and standard error is shared with other programs of the service.
 //! Two measures keep a guest from flooding it:
 //! - records of the `log` crate, which dependencies write, are not forwarded;
-//! - [`LineBudget`] drops lines beyond a rate and reports how many.
+//! - `LineBudget` drops lines beyond a rate and reports how many.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
@@ -51,7 +51,7 @@ impl LineBudget {
     }
 }
 
-/// Standard error behind a [`LineBudget`].
+/// Standard error behind a `LineBudget`.
 struct BoundedStderr(Mutex<LineBudget>);
 
 /// One line: written, or dropped.

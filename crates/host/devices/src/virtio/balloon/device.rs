@@ -1,4 +1,7 @@
-//! The balloon.
+//! The balloon device: its target size, memory statistics, and free-page reporting.
+//!
+//! Pages that the guest gives up are returned to the host through [`MemoryReclaim`] and read as zero, or as the
+//! image, afterwards.
 
 use std::sync::Arc;
 
@@ -20,7 +23,6 @@ const F_REPORTING: u64 = 1 << 5;
 const ACTUAL: u64 = 4;
 const PAGES_PER_MIB: u32 = 256;
 
-/// The balloon.
 pub struct Balloon {
     pub(super) active: Option<Activation>,
     target: u32,

@@ -1,4 +1,6 @@
-//! The balloon's part on the device thread.
+//! The balloon's work on the device thread: inflating, deflating, reports and statistics.
+//!
+//! Giving pages back may be repeated, so a chain that a pause interrupts starts again afterwards.
 
 use std::ops::ControlFlow;
 
@@ -69,8 +71,8 @@ impl Balloon {
         })
     }
 
-    /// Reads the statistics and leaves the chain in the ring: the driver fills it anew when it gets it
-    /// back, which is when somebody asks.
+    /// Reads the statistics and leaves the chain in the ring. The driver fills it again after
+    /// `return_stats`.
     pub(super) fn read_stats(&mut self) -> Result<(), DeviceError> {
         let Some(active) = &mut self.active else {
             return Ok(());

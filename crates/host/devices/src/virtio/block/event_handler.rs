@@ -1,11 +1,11 @@
-//! A disk's part on the device thread.
+//! A disk's work on the disk thread: takes requests from the queue under the rate limit.
 
 use super::Block;
 use super::request::{BOUNCE, Worker, weight};
 use crate::virtio::{DeviceError, Verdict};
 
 const QUEUE: usize = 0;
-/// What is kept of the bounce buffer between two rings of the doorbell.
+/// Bytes of the bounce buffer that are kept between two rings of the doorbell.
 const KEEP: usize = BOUNCE / 4;
 
 impl Block {

@@ -1,4 +1,7 @@
-//! One request of a driver, parsed and carried out.
+//! One block request, parsed and carried out.
+//!
+//! Data passes through a bounce buffer, since guest memory must not be referenced. An invalid request is
+//! answered with an error; only a chain without room for its status stops the device.
 
 use std::io;
 
@@ -31,17 +34,16 @@ pub(super) const BOUNCE: usize = 256 << 10;
 const HEADER_LEN: usize = 16;
 const STATUS_LEN: usize = 1;
 const RANGE_LEN: usize = 16;
-/// What giving up a range costs the host, in bytes written: file system metadata, or one layer block.
+/// Cost of a discarded range for the host, in bytes written: file system metadata, or one layer block.
 const RANGE_WEIGHT: u64 = 64 << 10;
 
-/// What answers a request that could not be carried out.
+/// Why a request was not carried out.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// An I/O error.
     Io(io::Error),
     /// The request makes no sense for this disk.
     Invalid,
-    /// Not offered.
     Unsupported,
     /// A pause waits. The request is carried out again afterwards.
     Paused,
@@ -61,7 +63,7 @@ impl<T: Into<DeviceError>> From<T> for Refusal {
     }
 }
 
-/// What a request works with.
+/// The disk and buffers that a request works with.
 pub(super) struct Worker<'a> {
     pub(super) disk: &'a mut dyn Disk,
     pub(super) serial: &'a [u8; SERIAL_LEN],
@@ -70,7 +72,7 @@ pub(super) struct Worker<'a> {
     pub(super) events: &'a Registrar,
 }
 
-/// How many bytes a request counts for the rate limit: those it moves, and [`RANGE_WEIGHT`] for each range
+/// How many bytes a request counts for the rate limit: those it moves, and `RANGE_WEIGHT` for each range
 /// that it discards or fills with zeroes.
 pub(super) fn weight(memory: &GuestMemory, chain: &Chain) -> u64 {
     let mut reader = chain.reader(memory);

@@ -1,4 +1,8 @@
-//! A virtio slot: registers, doorbells, an interrupt, and the device that is put in.
+//! A virtio slot: registers, doorbells, an interrupt line, and a device.
+//!
+//! [`MmioTransport`] exists with its doorbells before it has a device. vCPU threads access registers, an event
+//! loop calls the device, the control thread saves and restores; one lock per slot orders them. A device that
+//! fails is reset and reports `NEEDS_RESET`; the rest of the machine goes on.
 
 use std::any::Any;
 use std::io;
@@ -31,7 +35,7 @@ pub const fn queue_count(slot: DeviceSlot) -> usize {
 }
 
 counters! {
-    /// What happens to a slot.
+    /// Counters of a slot.
     pub struct SlotMetrics {
         /// Times a driver became ready.
         activations,
@@ -47,16 +51,12 @@ counters! {
 /// Why a device cannot be put into a slot.
 #[derive(Debug, Error)]
 pub enum SlotError {
-    /// There is one already.
+    /// The slot has a device already.
     #[error("the slot {slot:?} is taken")]
-    Taken {
-        /// Which slot.
-        slot: DeviceSlot,
-    },
+    Taken { slot: DeviceSlot },
     /// The device has more queues than the slot has doorbells.
     #[error("a device with {wanted} queues does not fit the slot {slot:?}")]
     Queues {
-        /// Which slot.
         slot: DeviceSlot,
         /// Queues of the device.
         wanted: usize,
@@ -64,9 +64,7 @@ pub enum SlotError {
     /// The saved state is refused.
     #[error("the state of the slot {slot:?} is refused")]
     State {
-        /// Which slot.
         slot: DeviceSlot,
-        /// Why.
         #[source]
         source: RestoreError,
     },
@@ -331,7 +329,7 @@ impl MmioTransport {
         device.activate(activation).map_err(RestoreError::Activate)
     }
 
-    /// The device stands still, and says so, until the driver resets it.
+    /// Stops the device and sets `NEEDS_RESET`, until the driver resets it.
     fn fail(&self, inner: &mut Inner, error: &(dyn std::error::Error + 'static)) {
         self.metrics.failures.inc();
         if let Some(device) = inner.device.as_deref_mut() {

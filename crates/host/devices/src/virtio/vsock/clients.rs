@@ -1,4 +1,7 @@
-//! Clients on the host, from the listening socket to a request to the guest.
+//! Clients on the host: accepting them, their greeting, and the request to the guest.
+//!
+//! A client names the guest's port in its first line. Clients that stay silent are evicted first when all
+//! connections are in use.
 
 use std::io;
 

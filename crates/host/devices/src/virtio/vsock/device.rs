@@ -1,4 +1,7 @@
-//! The socket device.
+//! The socket device: life cycle and saved state.
+//!
+//! A snapshot holds the ports of connections, not the connections: after a restore the guest is sent a reset
+//! for each.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -3,7 +3,7 @@
 use crate::metrics::counters;
 
 counters! {
-    /// What went through the socket device.
+    /// Counters of the socket device.
     pub struct VsockMetrics {
         /// Packets from the guest.
         packets_from_guest,

@@ -1,4 +1,7 @@
-//! All connections of a guest, and the packets they owe it.
+//! All connections of a guest, and the packets that wait for it.
+//!
+//! [`Muxer`] routes packets by port pair and serves connections in turn. Bounds: [`MAX_CONNECTIONS`]
+//! connections, `MAX_CONTROL` waiting packets without data, and a rate for connections that the guest opens.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -47,7 +50,6 @@ pub(super) struct Tokens {
     pub(super) first_stream: u32,
 }
 
-/// The connections.
 pub(super) struct Muxer {
     pub(super) cid: u64,
     pub(super) listener: UnixListener,
@@ -63,7 +65,7 @@ pub(super) struct Muxer {
     ready: VecDeque<u32>,
     next_token: u32,
     pub(super) next_port: u32,
-    /// Connections of another life that the guest still believes in.
+    /// Connections from before a restore, which the guest still believes in.
     pub(super) inherited: Vec<Ports>,
     announced: bool,
     guest_budget: Option<Budget>,
@@ -102,7 +104,7 @@ impl Muxer {
         })
     }
 
-    /// The driver is up. What the guest believes in from another life is reset before anything else.
+    /// The driver is up. Connections from before a restore are reset first.
     pub(super) fn start(&mut self, registrar: Registrar) -> io::Result<()> {
         registrar.add(&self.retry, self.tokens.retry, Ready::IN)?;
         if let Err(error) = registrar.add(&self.listener, self.tokens.listener, Ready::IN) {
@@ -117,7 +119,7 @@ impl Muxer {
         Ok(())
     }
 
-    /// The driver is gone, and all connections with it.
+    /// The driver was reset: ends all connections.
     pub(super) fn stop(&mut self) {
         if let Some(registrar) = self.registrar.take() {
             registrar.remove(&self.listener);
@@ -137,7 +139,7 @@ impl Muxer {
         self.metrics.open.set(0);
     }
 
-    /// The connections the guest may believe in, at most [`MAX_BELIEVED`]. One that is left out is reset
+    /// The connections the guest may believe in, at most `MAX_BELIEVED`. One that is left out is reset
     /// when the guest next uses it.
     pub(super) fn believed(&self) -> BTreeSet<Ports> {
         let mut all: BTreeSet<Ports> = self.by_ports.keys().copied().collect();
@@ -453,7 +455,7 @@ impl Muxer {
         }
     }
 
-    /// Stops taking clients in for [`ACCEPT_RETRY`].
+    /// Stops taking clients in for `ACCEPT_RETRY`.
     pub(super) fn rest_listener(&mut self) {
         self.stop_listening();
         // If the timer cannot be armed, the end of a connection is left to try again.

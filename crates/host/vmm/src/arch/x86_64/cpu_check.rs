@@ -3,7 +3,7 @@
 //! A state file is untrusted. It may only describe a CPU that [`super::cpuid`] would show on this host:
 //! - feature bits are a subset of those shown, so nothing hidden (nested virtualisation, performance
 //!   counters, enclaves) can be switched on;
-//! - every other CPUID value is equal, except the fields in [`HOST_DEPENDENT`];
+//! - every other CPUID value is equal, except the fields in `HOST_DEPENDENT`;
 //! - every model-specific register is one that the VMM itself saves ([`super::msr::is_saved`]).
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_msr_entry};
@@ -29,7 +29,6 @@ pub enum CpuMismatch {
     Vendor {
         /// In the snapshot.
         saved: String,
-        /// Here.
         host: String,
     },
     /// The snapshot has feature bits that this host would not show.
@@ -37,63 +36,39 @@ pub enum CpuMismatch {
         "the host lacks CPU features of the snapshot: leaf {leaf:#x}.{index} {register:?} bits {missing:#010x}"
     )]
     Features {
-        /// CPUID leaf.
         leaf: u32,
-        /// Subleaf.
         index: u32,
-        /// Register.
         register: Register,
         /// The bits that are not shown.
         missing: u32,
     },
     /// A CPUID leaf that is never shown, or not on this host, or is there twice.
     #[error("the snapshot has the CPUID leaf {leaf:#x}.{index}, which this host does not show")]
-    Leaf {
-        /// CPUID leaf.
-        leaf: u32,
-        /// Subleaf.
-        index: u32,
-    },
+    Leaf { leaf: u32, index: u32 },
     /// A CPUID value differs from the one shown here.
     #[error(
         "the snapshot has {saved:#010x} in CPUID leaf {leaf:#x}.{index} {register:?}, this host shows {shown:#010x}"
     )]
     Value {
-        /// CPUID leaf.
         leaf: u32,
-        /// Subleaf.
         index: u32,
-        /// Register.
         register: Register,
         /// In the snapshot.
         saved: u32,
-        /// Here.
         shown: u32,
     },
     /// A model-specific register that the VMM would not have saved, or a value it cannot have had.
     #[error("the snapshot sets MSR {index:#x} to {value:#x}, which is not allowed")]
-    Msr {
-        /// Register.
-        index: u32,
-        /// Value.
-        value: u64,
-    },
+    Msr { index: u32, value: u64 },
     /// A control register enables nested virtualisation.
     #[error("the snapshot sets {name} to {value:#x}, which is not allowed")]
-    Control {
-        /// Register.
-        name: &'static str,
-        /// Value.
-        value: u64,
-    },
+    Control { name: &'static str, value: u64 },
     /// A list is longer than any valid one.
     #[error("the snapshot has {count} {what}, more than {limit}")]
     TooMany {
         /// Kind of list.
         what: &'static str,
-        /// Its length.
         count: usize,
-        /// The limit.
         limit: usize,
     },
 }

@@ -1,4 +1,9 @@
-//! Which CPU the guest sees.
+//! The CPU that a guest is shown.
+//!
+//! [`for_vm`] starts from the features that KVM supports on this host, hides those that a snapshot cannot hold
+//! or a microVM does not need (`HIDDEN`), reduces them to `BASELINE` for that model, and describes one
+//! socket with a core per vCPU. [`for_vcpu`] fills in the number of a vCPU. [`super::cpu_check`] compares a
+//! snapshot with the result.
 
 use forkd_vmm_proto::CpuModel;
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
@@ -6,13 +11,9 @@ use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 /// One register of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Register {
-    /// EAX.
     Eax,
-    /// EBX.
     Ebx,
-    /// ECX.
     Ecx,
-    /// EDX.
     Edx,
 }
 
@@ -20,8 +21,8 @@ const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE_TIMER: u32 = 1 << 24;
 const HYPER_THREADING: u32 = 1 << 28;
 
-/// Bits that are never shown, because what stands behind them is not part of a snapshot or makes no sense
-/// in a microVM: nested virtualisation, performance counters, enclaves, tracing, shadow stacks, memory
+/// Bits that are never shown, because a snapshot does not hold their state or a microVM has no use for
+/// them: nested virtualisation, performance counters, enclaves, tracing, shadow stacks, memory
 /// protection extensions, AMX, and the asynchronous page faults of KVM, which would be in flight across a
 /// cut.
 const HIDDEN: &[(u32, u32, Register, u32)] = &[

@@ -72,7 +72,7 @@ fn entry(index: u32, data: u64) -> kvm_msr_entry {
     }
 }
 
-/// What a CPU starts with, where it is not zero. Not every host has all of them.
+/// Boot values that are not zero. Not every host has all of these registers.
 pub fn boot_msrs() -> Vec<kvm_msr_entry> {
     vec![
         entry(MISC_ENABLE, MISC_ENABLE_FAST_STRING),
@@ -90,9 +90,9 @@ pub fn restore_order(msrs: &mut [kvm_msr_entry]) {
     });
 }
 
-/// A deadline of zero means that the timer has fired, perhaps without its interrupt having reached the
-/// guest yet. Makes it fire at once instead: one timer interrupt too many does no harm, one too few
-/// stops a tickless guest.
+/// Replaces a TSC deadline of zero by the current counter, so that the timer fires at once. Zero means that
+/// the timer fired, perhaps without its interrupt having reached the guest. A spurious timer interrupt is
+/// harmless; a lost one stops a tickless guest.
 pub fn revive_deadline(msrs: &mut [kvm_msr_entry]) {
     let Some(now) = msrs.iter().find(|m| m.index == TSC).map(|m| m.data) else {
         return;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use forkd_types::{Engine, MiB};
-use forkd_vmm::client::{Attach, Client};
+use forkd_vmm_driver::{Attach, Client};
 use forkd_vmm_proto::{
     BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, MemoryImage, NetSpec, PageIndex,
     RestoreSpec, Shape, VsockSpec,

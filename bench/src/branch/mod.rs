@@ -168,6 +168,7 @@ async fn fork(daemon: &Daemon, source: &Source<'_>) -> anyhow::Result<Duration> 
         n: 1,
         timeout_secs: None,
         labels: BTreeMap::new(),
+        freeze: false,
     };
     let begun = Instant::now();
     let children = daemon.client.fork(source.id(), &request).await?;

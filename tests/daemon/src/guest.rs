@@ -76,6 +76,7 @@ impl Sandbox {
             n,
             timeout_secs: None,
             labels: Default::default(),
+            freeze: false,
         };
         let children = self.client.fork(&self.id, &request).await?;
         Ok(Self::running(&self.client, &children))

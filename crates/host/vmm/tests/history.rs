@@ -8,7 +8,6 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use forkd_types::{Engine, MiB};
-use forkd_vmm::client::{Attach, Client, ClientError};
 use forkd_vmm::state::MachineState;
 use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{

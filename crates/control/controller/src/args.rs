@@ -84,7 +84,7 @@ pub struct ServeArgs {
         hide = true
     )]
     prewarm_scratch_dir: Option<PathBuf>,
-    /// Directories besides the data directory from which requests may take kernels and disks
+    /// Directories, besides images/ and kernels/ of the data directory, from which requests may take kernels and disks
     #[arg(
         long,
         env = "FORKD_ALLOW_PATH",

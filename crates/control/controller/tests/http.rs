@@ -159,8 +159,8 @@ async fn every_error_is_json_with_a_code() {
             "POST",
             "/v1/snapshots",
             Some(json!({"tag": "t", "rootfs": "/no/such"})),
-            400,
-            "invalid_request",
+            403,
+            "forbidden",
         ),
         (
             "POST",

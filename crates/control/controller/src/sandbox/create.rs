@@ -11,7 +11,7 @@ use forkd_vmm_link::{SpawnerError, Taken, Vmm, VmmEvents};
 use futures::future::join_all;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::disk_budget;
+use super::disk_budget::{self, DiskUse};
 use super::driver::{Ask, Owned, drive};
 use super::entry::Sandbox;
 use super::identity;
@@ -291,7 +291,9 @@ fn one_child(
             size: disk.base.bytes,
         })
         .collect();
-    let files = app.dirs.create(&id, &disks, app.config.disk_limit_bytes)?;
+    let limit = app.config.disk_limit_bytes;
+    let limit = disk_budget::layer_limit(limit, &DiskUse::default(), disks.len() as u64);
+    let files = app.dirs.create(&id, &disks, limit)?;
     let mut record = record(request, manifest, &taken, &files);
     record.inherited_disk_bytes = disk_budget::inherited(app, manifest);
     record.memory_limit_mib = app

@@ -78,9 +78,11 @@ impl Store {
         if let Some(known) = self.known(&before) {
             return Ok(known);
         }
-        let draft = Draft::link(&self.layout.staging(), path)?;
-        let blob = blobs::hash(draft.path())?;
-        let ingested = self.enter(draft, blob)?;
+        let blob = blobs::hash(path)?;
+        let ingested = match self.present(&blob)? {
+            Some(present) => present,
+            None => self.enter(Draft::link(&self.layout.staging(), path)?, blob)?,
+        };
         let after = std::fs::metadata(path).map_err(path_error("read", path))?;
         self.remember(&before, &after, blob);
         Ok(ingested)
@@ -144,14 +146,14 @@ impl Store {
         let entered = (|| {
             self.step()?;
             let _commit = self.commit();
-            let lease = self.leases.hold([blob.digest]);
+            let ingested = self.held(blob);
             let trusted = self.blobs.lock().is_durable(&blob.digest);
             let moved = blobs::enter(&self.layout, draft.path(), &blob, trusted)?;
             if moved && let Some(sizes) = blobs::stat(&self.layout, &blob.digest)? {
                 self.blobs.lock().insert(blob.digest, sizes);
             }
             self.step()?;
-            Ok((Ingested { blob, lease }, moved))
+            Ok((ingested, moved))
         })();
         let moved = matches!(entered, Ok((_, true)));
         if moved || self.is_dead() {
@@ -160,15 +162,29 @@ impl Store {
         entered.map(|(ingested, _)| ingested)
     }
 
+    /// A blob that is there and durable. Checked before a file is linked: a link changes the change time of the file,
+    /// and with it the key by which the next request finds the digest.
+    fn present(&self, blob: &BlobRef) -> Result<Option<Ingested>, StoreError> {
+        let _commit = self.commit();
+        if !self.blobs.lock().is_durable(&blob.digest) {
+            return Ok(None);
+        }
+        let sizes = blobs::stat(&self.layout, &blob.digest)?;
+        let present = sizes.is_some_and(|sizes| sizes.logical == blob.bytes);
+        Ok(present.then(|| self.held(*blob)))
+    }
+
+    fn held(&self, blob: BlobRef) -> Ingested {
+        let lease = self.leases.hold([blob.digest]);
+        Ingested { blob, lease }
+    }
+
     /// The blob of a file that was ingested before and has not changed since.
     fn known(&self, meta: &Metadata) -> Option<Ingested> {
         let blob = self.hashed.lock().get(meta)?;
         let _commit = self.commit();
         let found = blobs::stat(&self.layout, &blob.digest).ok()??;
-        (found.logical == blob.bytes).then(|| Ingested {
-            blob,
-            lease: self.leases.hold([blob.digest]),
-        })
+        (found.logical == blob.bytes).then(|| self.held(blob))
     }
 
     fn remember(&self, before: &Metadata, after: &Metadata, blob: BlobRef) {

@@ -145,6 +145,15 @@ fn an_own_file_shares_its_inode_with_the_blob() {
     let inode = |path: &std::path::Path| std::fs::metadata(path).unwrap().ino();
     assert_eq!(inode(&path), inode(&store.layout().blob(&blob.digest)));
     assert_eq!(store.ingest_own(&path).unwrap().blob, blob);
+    // Once the blob is durable the file is left alone, so that its digest can be remembered.
+    store.blobs.lock().set_durable(&blob.digest);
+    let changed = || {
+        let meta = std::fs::metadata(&path).unwrap();
+        (meta.ctime(), meta.ctime_nsec())
+    };
+    let before = changed();
+    assert_eq!(store.ingest_own(&path).unwrap().blob, blob);
+    assert_eq!(changed(), before);
     assert_eq!(
         store.ingest_copy(&File::open(&path).unwrap()).unwrap().blob,
         blob

@@ -15,7 +15,7 @@ pub struct Digest(pub [u8; 32]);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text:?} is not a digest: expected \"b3:\" and 64 hex digits")]
 pub struct InvalidDigest {
-    /// What was given, cut to a printable length.
+    /// The rejected text, cut to a printable length.
     pub text: String,
 }
 

@@ -1,12 +1,13 @@
-//! Where a daemon keeps its data when nobody says where.
+//! The default data directory of a daemon.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Of a daemon that runs as root.
+/// The data directory of a daemon that runs as root.
 const OF_ROOT: &str = "/var/lib/forkd";
 
-/// The directory for a daemon of root, or of the user with these variables. `None` when they do not say where.
+/// The data directory of a daemon that runs as root, or as the user with these variables. `None` if neither variable is
+/// set.
 #[must_use]
 pub fn data_dir(root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if root {

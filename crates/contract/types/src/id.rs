@@ -18,7 +18,7 @@ pub struct SandboxId(String);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text:?} is not a sandbox id: expected \"sb-\" and then 1 to 61 letters, digits or '-'")]
 pub struct InvalidSandboxId {
-    /// What was given, cut to a printable length.
+    /// The rejected text, cut to a printable length.
     pub text: String,
 }
 

@@ -20,7 +20,7 @@ pub struct Tag(String);
 /// Why a string is not a [`Tag`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum InvalidTag {
-    /// There is nothing to name a snapshot with.
+    /// The string is empty.
     #[error("a tag must not be empty")]
     Empty,
     /// The string is longer than any tag may be.
@@ -29,14 +29,14 @@ pub enum InvalidTag {
         /// How many characters were given.
         len: usize,
     },
-    /// A character that tags do not hold, or one that may not stand first.
+    /// A character that is not allowed, or not allowed as the first one.
     #[error(
         "a tag may not have {found:?} at position {at}: letters, digits, '.', '_' and '-' only, starting with a letter, digit or '_'"
     )]
     BadCharacter {
         /// The offending character.
         found: char,
-        /// Its position, counted from 0.
+        /// Position, counted from 0.
         at: usize,
     },
 }

@@ -14,6 +14,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use forkd_types::{PathError, path_error};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -27,27 +28,15 @@ pub enum CacheError {
     /// Neither `XDG_CACHE_HOME` nor `HOME` is set.
     #[error("there is no cache folder: neither XDG_CACHE_HOME nor HOME is set")]
     NoFolder,
-    /// A file or folder of the cache cannot be used.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was being done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// A file or folder cannot be used.
+    #[error(transparent)]
+    Path(#[from] PathError),
 }
 
 impl CacheError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::Io {
-            action,
-            path,
-            source,
-        }
+        let named = path_error(action, path);
+        move |source| Self::Path(named(source))
     }
 }
 
@@ -154,7 +143,7 @@ impl Cache {
         &self.root
     }
 
-    /// Where content lies, or would lie.
+    /// Path of content, whether it exists or not.
     pub fn path(&self, kind: Kind, key: &Key) -> PathBuf {
         self.root.join(kind.folder()).join(&key.0)
     }
@@ -181,11 +170,7 @@ impl Cache {
                 file.lock().map_err(CacheError::io("lock", &path))?;
                 Ok(file)
             }
-            Err(TryLockError::Error(source)) => Err(CacheError::Io {
-                action: "lock",
-                path,
-                source,
-            }),
+            Err(TryLockError::Error(source)) => Err(CacheError::io("lock", &path)(source)),
         }
     }
 

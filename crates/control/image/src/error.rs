@@ -45,14 +45,11 @@ pub enum Error {
     Debian(#[from] DebianError),
     /// Nobody said where the agent is, and it is not beside the program.
     #[error("the guest agent is not at {}", path.display())]
-    NoAgent {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
+    NoAgent { path: PathBuf },
 }
 
 impl Error {
-    /// What the user can do about it, where we know.
+    /// A remedy, if one is known.
     pub fn hint(&self) -> Option<String> {
         if let Self::NoAgent { .. } = self {
             return Some("build it with `make build`, or name it with --agent FILE".into());

@@ -13,9 +13,7 @@ use thiserror::Error;
 pub struct ExportError {
     /// The file in the cache.
     from: PathBuf,
-    /// Where it should go.
     to: PathBuf,
-    /// What the system said.
     #[source]
     source: io::Error,
 }

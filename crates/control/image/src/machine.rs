@@ -1,8 +1,8 @@
 //! The machine image: what `forkd machine` starts under QEMU.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
+use forkd_types::{PathError, path_error};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -43,17 +43,9 @@ pub enum MachineError {
     /// No root.
     #[error("the machine has no root")]
     Image(#[from] ImageError),
-    /// A file cannot be read or written.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was being done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// A file or folder cannot be used.
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// The cache cannot be used.
     #[error("the machine cache cannot be used")]
     Cache(#[from] CacheError),
@@ -82,7 +74,6 @@ pub struct MachineRecord {
 pub struct MachineImage {
     /// The folder.
     pub folder: PathBuf,
-    /// What is in it.
     pub record: MachineRecord,
 }
 
@@ -126,23 +117,15 @@ pub fn build(
         ] {
             // All of it lies in one cache, and nobody changes it: a second name is enough.
             let to = staging.join(name);
-            std::fs::hard_link(from, &to).map_err(io_error("link", from))?;
+            std::fs::hard_link(from, &to).map_err(path_error("link", from))?;
         }
         let path = staging.join(image::RECORD);
-        std::fs::write(&path, &text).map_err(io_error("write", &path))
+        std::fs::write(&path, &text).map_err(path_error("write", &path))?;
+        Ok::<_, MachineError>(())
     })?;
     Ok(MachineImage { folder, record })
 }
 
 fn digest_of(path: &Path) -> Result<FileDigest, MachineError> {
-    digest::of_file(path).map_err(io_error("read", path))
-}
-
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MachineError {
-    let path = path.to_owned();
-    move |source| MachineError::Io {
-        action,
-        path,
-        source,
-    }
+    Ok(digest::of_file(path).map_err(path_error("read", path))?)
 }

@@ -1,8 +1,8 @@
-//! What a build is doing, told to whoever waits for it.
+//! Progress of a build, one line per step.
 
 use std::time::Instant;
 
-/// Where progress lines go.
+/// Destination of progress lines.
 pub struct Progress {
     sink: Box<dyn Fn(&str)>,
 }

@@ -1,4 +1,4 @@
-//! Recipes: what an image is made of, written down.
+//! Recipes: the packages, files and settings of an image.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,36 +31,30 @@ const BUILT_IN: [(&str, &str); 2] = [
 /// Why a recipe cannot be used.
 #[derive(Debug, Error)]
 pub enum RecipeError {
-    /// It is not there.
+    /// There is no such recipe.
     #[error("there is no recipe {name:?}")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-    },
+    Unknown { name: String },
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: std::io::Error,
     },
-    /// It does not parse.
+    /// The recipe does not parse.
     #[error("{} is not a recipe", path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// Where and why.
         #[source]
         source: Box<toml::de::Error>,
     },
-    /// Its format is not ours.
+    /// Another version of the recipe format.
     #[error("{} has format {found}, and {SCHEMA} is the one known", path.display())]
     Schema {
         /// The file.
         path: PathBuf,
-        /// Its version.
         found: u32,
     },
     /// A value that makes no sense.
@@ -68,14 +62,12 @@ pub enum RecipeError {
     Value {
         /// The file.
         path: PathBuf,
-        /// Which value.
         field: String,
-        /// What is wrong with it.
         problem: String,
     },
 }
 
-/// What is typed into `recipe.toml`.
+/// `recipe.toml` as written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecipeFile {
@@ -132,12 +124,11 @@ struct WarmupTable {
 /// A file that the recipe adds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AddedFile {
-    /// Its path in the image, without the leading slash.
+    /// Path in the image, without the leading slash.
     pub path: String,
-    /// Its content.
     #[serde(serialize_with = "as_digest")]
     pub content: Vec<u8>,
-    /// Its permissions.
+    /// Permission bits.
     pub mode: u16,
 }
 
@@ -148,7 +139,6 @@ fn as_digest<S: serde::Serializer>(content: &[u8], out: S) -> Result<S::Ok, S::E
 /// A checked recipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Recipe {
-    /// Its name.
     pub name: Tag,
     /// A sentence for people.
     pub description: String,
@@ -168,7 +158,7 @@ pub struct Recipe {
     pub memory: MiB,
     /// How many vCPUs.
     pub vcpus: u8,
-    /// What to do before the freeze.
+    /// Preparation before the parent is frozen.
     pub warmup: Option<Warmup>,
 }
 

@@ -14,7 +14,7 @@ const MAX_OUTPUT: u64 = 64 << 20;
 
 /// Starts a program that is to die with us.
 const WRAPPER: &str = "setpriv";
-/// What it exits with when there is no such program.
+/// Exit code of a shell for a program that does not exist.
 const NOT_FOUND: i32 = 127;
 
 /// Why a program of the host gave no answer.
@@ -22,23 +22,17 @@ const NOT_FOUND: i32 = 127;
 pub enum ToolError {
     /// The program is not installed.
     #[error("{program} is not installed")]
-    Missing {
-        /// Its name.
-        program: String,
-    },
-    /// It could not be started, or its output could not be read.
+    Missing { program: String },
+    /// The program could not be started, or its output could not be read.
     #[error("{program} could not be run")]
     Run {
-        /// Its name.
         program: String,
-        /// What the system said.
         #[source]
         source: std::io::Error,
     },
-    /// It ran and failed.
+    /// The program ran and failed.
     #[error("{program} failed ({status}): {tail}")]
     Failed {
-        /// Its name.
         program: String,
         /// How it ended.
         status: ExitStatus,
@@ -48,7 +42,7 @@ pub enum ToolError {
 }
 
 impl ToolError {
-    /// What the program wrote last, if it ran.
+    /// The last lines of the program's output, if it ran.
     pub fn tail(&self) -> &str {
         match self {
             Self::Failed { tail, .. } => tail,

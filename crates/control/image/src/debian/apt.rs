@@ -32,16 +32,14 @@ pub struct Apt {
 /// A package of the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
     /// The SHA-256 of its file, from the signed index.
     pub sha256: String,
     depends: String,
 }
 
-/// Where the keys are, if they are there.
+/// Path of the archive keys, if they are installed.
 pub fn keyring() -> Result<&'static Path, DebianError> {
     let path = Path::new(KEYRING);
     if path.exists() {

@@ -17,7 +17,7 @@ use crate::root::tar::TarError;
 use crate::root::{ImageSource, PackageRecord, Root, RootError, RootSource, tar};
 use crate::tools;
 
-/// What no guest reads. Copyright files stay, as the licences ask for.
+/// Paths that no guest reads. Copyright files stay, as the licences require.
 const LEFT_OUT: [&str; 7] = [
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/info/*",
@@ -34,7 +34,7 @@ pub enum BootstrapError {
     /// Packages could not be had or installed.
     #[error("Debian's packages could not be installed into the image")]
     Debian(#[from] DebianError),
-    /// What came out is not a root.
+    /// The result is not a root file system.
     #[error("the result of the installation cannot be used")]
     Tar(#[from] TarError),
     /// The list of packages cannot be read.
@@ -45,11 +45,11 @@ pub enum BootstrapError {
 /// Debian's packages as a source of roots.
 #[derive(Debug)]
 pub struct DebianRoot<'a> {
-    /// Which packages.
+    /// The recipe that names the packages.
     pub recipe: &'a Recipe,
     /// Whose packages are kept between builds.
     pub cache: &'a Cache,
-    /// Where new ones come from.
+    /// Source of packages that are not in the cache.
     pub mirror: &'a MirrorChoice,
     /// A kernel whose modules go in.
     pub kernel: Option<&'a Kernel>,

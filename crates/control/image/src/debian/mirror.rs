@@ -24,9 +24,9 @@ const RELEASES: [&str; 11] = [
 /// One archive: an address and the suite to take from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Archive {
-    /// Where it is.
+    /// Base URL.
     pub uri: String,
-    /// Which suite, such as `trixie-security`.
+    /// The suite, such as `trixie-security`.
     pub suite: String,
 }
 
@@ -36,7 +36,7 @@ pub struct Mirror {
     archives: Vec<Archive>,
 }
 
-/// Which mirror to use: looked for only when something is missing from the cache.
+/// The mirror to use. The host is asked only when something is missing from the cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum MirrorChoice {
     /// The one the host's apt uses.

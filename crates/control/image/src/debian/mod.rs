@@ -25,20 +25,13 @@ pub enum DebianError {
     NoMirror,
     /// A given mirror is not an address.
     #[error("{text:?} is not the address of a mirror: expected http://, https:// or file:")]
-    BadMirror {
-        /// What was given.
-        text: String,
-    },
+    BadMirror { text: String },
     /// The keys are not there.
     #[error("the keys of Debian's archive are not at {}", path.display())]
-    NoKeyring {
-        /// Where they should be.
-        path: PathBuf,
-    },
+    NoKeyring { path: PathBuf },
     /// A signature is missing or wrong.
     #[error("the signature of the Debian mirror cannot be verified: {detail}")]
     Signature {
-        /// What the program said.
         detail: String,
         /// The program's failure.
         #[source]
@@ -47,7 +40,6 @@ pub enum DebianError {
     /// The mirror did not answer.
     #[error("the Debian mirror cannot be reached: {detail}")]
     Unreachable {
-        /// What the program said.
         detail: String,
         /// The program's failure.
         #[source]
@@ -56,7 +48,6 @@ pub enum DebianError {
     /// The disk is full.
     #[error("there is no space left in {}", folder.display())]
     NoSpace {
-        /// Where something was being written.
         folder: PathBuf,
         /// The program's failure.
         #[source]
@@ -64,18 +55,10 @@ pub enum DebianError {
     },
     /// A package that does not exist.
     #[error("Debian {SUITE} has no package {package}")]
-    NoPackage {
-        /// Its name.
-        package: String,
-    },
+    NoPackage { package: String },
     /// A package's record lacks what we look for.
     #[error("the record of the package {package} {what}")]
-    OddPackage {
-        /// Its name.
-        package: String,
-        /// What is wrong with it.
-        what: &'static str,
-    },
+    OddPackage { package: String, what: &'static str },
     /// A program failed in a way we know nothing about.
     #[error("a program of the host failed")]
     Tool(#[from] ToolError),

@@ -1,4 +1,4 @@
-//! What every image gets beyond its packages, and what it loses.
+//! Files that every image gets beyond its packages, and files that are removed.
 
 use crate::recipe::Recipe;
 use crate::root::tree::{Content, Meta, Node, Tree, TreeError};

@@ -3,9 +3,11 @@
 pub mod finish;
 pub mod record;
 
-use std::io;
 use std::path::{Path, PathBuf};
 
+use forkd_formats::image::ImageRecordError;
+pub use forkd_formats::image::{DISK, RECORD};
+use forkd_types::{PathError, path_error};
 use thiserror::Error;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
@@ -15,12 +17,10 @@ use crate::recipe::{Recipe, RecipeError};
 use crate::root::ext4::{self, Disk, Ext4Error};
 use crate::root::tree::TreeError;
 use crate::root::{Root, RootError, RootSource};
-use forkd_formats::image::ImageRecordError;
 use record::ImageRecord;
 
 /// Part of every key: raised when the builder would make another image of the same recipe.
 const LAYOUT: &[u8] = b"image 1";
-pub use forkd_formats::image::{DISK, RECORD};
 
 /// Why there is no image.
 #[derive(Debug, Error)]
@@ -31,16 +31,14 @@ pub enum ImageError {
     /// The source gave no root.
     #[error("the image {name} has no root")]
     Root {
-        /// The recipe.
         name: String,
         /// Why not.
         #[source]
         source: RootError,
     },
-    /// What the builder adds does not fit.
+    /// The files that the builder adds do not fit.
     #[error("the image {name} cannot be completed")]
     Finish {
-        /// The recipe.
         name: String,
         /// Why not.
         #[source]
@@ -49,23 +47,14 @@ pub enum ImageError {
     /// The disk cannot be written.
     #[error("the image {name} has no disk")]
     Ext4 {
-        /// The recipe.
         name: String,
         /// Why not.
         #[source]
         source: Ext4Error,
     },
-    /// A file cannot be read or written.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was being done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// A file or folder cannot be used.
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// The folder of an image has no valid record.
     #[error("{} does not describe an image", path.display())]
     Record {
@@ -77,21 +66,11 @@ pub enum ImageError {
     Cache(#[from] CacheError),
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
-    let path = path.to_owned();
-    move |source| ImageError::Io {
-        action,
-        path,
-        source,
-    }
-}
-
 /// An image in a folder: `root.ext4` and `image.json`.
 #[derive(Debug, Clone)]
 pub struct Image {
     /// The folder.
     pub folder: PathBuf,
-    /// What is in it.
     pub record: ImageRecord,
 }
 
@@ -99,7 +78,7 @@ impl Image {
     /// An image folder that was made before.
     pub fn open(folder: &Path) -> Result<Self, ImageError> {
         let path = folder.join(RECORD);
-        let text = std::fs::read(&path).map_err(io_error("read", &path))?;
+        let text = std::fs::read(&path).map_err(path_error("read", &path))?;
         let record =
             ImageRecord::parse(&text).map_err(|source| ImageError::Record { path, source })?;
         Ok(Self {
@@ -127,7 +106,7 @@ pub fn build(
     let question = Key::new(recipe.name.as_str(), &parts);
     let folder = cache.answer(Kind::Image, &question, refresh, progress, |staging| {
         let work = staging.join("work");
-        std::fs::create_dir(&work).map_err(io_error("make the folder", &work))?;
+        std::fs::create_dir(&work).map_err(path_error("make the folder", &work))?;
         let root = source
             .fetch(&work, progress)
             .map_err(|source| ImageError::Root {
@@ -135,7 +114,7 @@ pub fn build(
                 source,
             })?;
         let key = write(recipe, root, staging, progress)?;
-        std::fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
+        std::fs::remove_dir_all(&work).map_err(path_error("remove", &work))?;
         Ok::<_, ImageError>(key)
     })?;
     Image::open(&folder)
@@ -168,12 +147,12 @@ fn write(
         source,
     })?;
     read_only(&path)?;
-    let digest = digest::of_file(&path).map_err(io_error("read", &path))?;
+    let digest = digest::of_file(&path).map_err(path_error("read", &path))?;
     step.done(&format!("{} MiB in use", allocated_mib(&path)?));
     let mut record = record::new(recipe, root, digest);
     record.uuid = uuid_text(&uuid);
     let path = staging.join(RECORD);
-    std::fs::write(&path, record.to_json()).map_err(io_error("write", &path))?;
+    std::fs::write(&path, record.to_json()).map_err(path_error("write", &path))?;
     Ok(Key::new(
         recipe.name.as_str(),
         &[LAYOUT, &record.disk.digest.0, &record.recipe.0],
@@ -183,13 +162,13 @@ fn write(
 /// Guests write to layers of their own: a write to the cache's copy is a mistake.
 fn read_only(path: &Path) -> Result<(), ImageError> {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o444))
-        .map_err(io_error("protect", path))
+    let mode = std::fs::Permissions::from_mode(0o444);
+    Ok(std::fs::set_permissions(path, mode).map_err(path_error("protect", path))?)
 }
 
 fn allocated_mib(path: &Path) -> Result<u64, ImageError> {
     use std::os::unix::fs::MetadataExt;
-    let meta = std::fs::metadata(path).map_err(io_error("read", path))?;
+    let meta = std::fs::metadata(path).map_err(path_error("read", path))?;
     Ok((meta.blocks() * 512) >> 20)
 }
 

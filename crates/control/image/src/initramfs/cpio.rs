@@ -159,7 +159,7 @@ impl<W: Write> CpioWriter<W> {
 pub mod reader {
     //! The other half, for round trips.
 
-    /// What an archive holds.
+    /// The entries of an archive.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Entry {
         pub path: String,

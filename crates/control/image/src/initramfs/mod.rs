@@ -20,7 +20,7 @@ const LAYOUT: &[u8] = b"initramfs 1";
 /// The file's name in the cache.
 const FILE: &str = "initramfs.cpio";
 
-/// Who the initramfs is for.
+/// The program that the initramfs starts the agent for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// A microVM: virtio-mmio devices.
@@ -30,7 +30,6 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Guest => "guest",
@@ -87,9 +86,7 @@ pub enum InitramfsError {
     /// The agent cannot be read.
     #[error("the agent {} cannot be read", path.display())]
     Agent {
-        /// Where it should be.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
@@ -104,7 +101,6 @@ pub enum InitramfsError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },

@@ -65,7 +65,7 @@ pub enum BzImageError {
         "the header places the kernel at {offset}+{length}, past the end of the file ({size} bytes)"
     )]
     OutOfFile {
-        /// Where it should start.
+        /// Expected offset.
         offset: usize,
         /// How long it should be.
         length: usize,
@@ -85,7 +85,6 @@ pub enum BzImageError {
     Decompress {
         /// How it is compressed.
         compression: Compression,
-        /// What the decoder said.
         #[source]
         source: io::Error,
     },

@@ -1,4 +1,4 @@
-//! What we need to know of ELF files: whether a kernel can be booted, what a module asks for.
+//! Reading ELF files: whether a kernel can be booted, and which modules a module needs.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ const BANNER: &[u8] = b"Linux version ";
 /// Why an ELF file is of no use as a kernel or a module.
 #[derive(Debug, Error)]
 pub enum ElfError {
-    /// It is not ELF, or damaged.
+    /// The file is not ELF, or damaged.
     #[error("it is not a 64-bit little-endian ELF file")]
     Malformed(#[source] object::read::Error),
-    /// It has no code to load.
+    /// The file has no code to load.
     #[error("the ELF file has no loadable segment")]
     NothingToLoad,
     /// A kernel that does not say its version.
@@ -26,12 +26,12 @@ pub enum ElfError {
     NoVersion,
 }
 
-/// What is known of an uncompressed kernel.
+/// Properties of an uncompressed kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelElf {
     /// The release, as `uname -r` prints it.
     pub version: String,
-    /// Where a PVH boot starts, if the kernel can do it.
+    /// Entry point of a PVH boot, if the kernel supports PVH.
     pub pvh_entry: Option<u64>,
     /// How long the ELF file is. What a bzImage carries behind it are relocations that only its
     /// own decompressor uses.
@@ -69,7 +69,7 @@ pub fn inspect_kernel(file: &[u8]) -> Result<KernelElf, ElfError> {
     })
 }
 
-/// Where the last thing ends that a header of the file speaks of.
+/// End of the last part of the file that a header describes.
 fn length(header: &FileHeader64<LittleEndian>, file: &[u8]) -> Result<usize, ElfError> {
     let endian = LittleEndian;
     let segments = header
@@ -155,7 +155,7 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     }
 }
 
-/// What a module's `.modinfo` section says about other modules.
+/// Relations to other modules, from the `.modinfo` section.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModuleNeeds {
     /// Modules whose symbols it uses.

@@ -7,9 +7,9 @@ pub mod record;
 #[cfg(test)]
 pub mod test_elf;
 
-use std::io;
 use std::path::{Path, PathBuf};
 
+use forkd_types::{PathError, path_error};
 use thiserror::Error;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
@@ -31,17 +31,9 @@ const LAYOUT: &[u8] = b"kernel 1";
 /// Why there is no kernel.
 #[derive(Debug, Error)]
 pub enum KernelError {
-    /// A file cannot be read or written.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was being done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// A file or folder cannot be used.
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// The file is neither form of a kernel.
     #[error("{} is neither an ELF vmlinux nor a bzImage", path.display())]
     UnknownFormat {
@@ -68,16 +60,12 @@ pub enum KernelError {
     },
     /// The package does not have what a kernel package has.
     #[error("the kernel package has no {what}")]
-    Incomplete {
-        /// What was looked for.
-        what: &'static str,
-    },
+    Incomplete { what: &'static str },
     /// The folder of a kernel has no valid record.
     #[error("{} is not a kernel folder of this version: {reason}", path.display())]
     Record {
         /// The record.
         path: PathBuf,
-        /// What is wrong with it.
         reason: String,
     },
     /// The modules cannot be used.
@@ -91,22 +79,12 @@ pub enum KernelError {
     Cache(#[from] CacheError),
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> KernelError {
-    let path = path.to_owned();
-    move |source| KernelError::Io {
-        action,
-        path,
-        source,
-    }
-}
-
 /// A kernel in a folder: `vmlinux`, `kernel.json`, and where they exist `vmlinuz`, `config` and
 /// `modules/`.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     /// The folder.
     pub folder: PathBuf,
-    /// What is in it.
     pub record: KernelRecord,
 }
 
@@ -114,7 +92,7 @@ impl Kernel {
     /// A kernel folder that was made before.
     pub fn open(folder: &Path) -> Result<Self, KernelError> {
         let path = folder.join("kernel.json");
-        let text = std::fs::read(&path).map_err(io_error("read", &path))?;
+        let text = std::fs::read(&path).map_err(path_error("read", &path))?;
         let record =
             KernelRecord::parse(&text).map_err(|reason| KernelError::Record { path, reason })?;
         Ok(Self {
@@ -176,7 +154,7 @@ fn download(
     let step = progress.step(&format!("downloading {} {}", package.name, package.version));
     let work = staging.join("work");
     let root = work.join("root");
-    std::fs::create_dir_all(&root).map_err(io_error("make the folder", &root))?;
+    std::fs::create_dir_all(&root).map_err(path_error("make the folder", &root))?;
     let deb = apt.download(&package, &work)?;
     step.done("");
     drop(apt);
@@ -200,7 +178,7 @@ fn download(
         &find_by_prefix(&library, "", "modules")?,
         &staging.join("modules"),
     )?;
-    std::fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
+    std::fs::remove_dir_all(&work).map_err(path_error("remove", &work))?;
     let source = KernelSource::Debian {
         suite: SUITE.to_owned(),
         sha256: package.sha256,
@@ -219,7 +197,7 @@ pub fn own(
     modules: Option<&Path>,
     progress: &Progress,
 ) -> Result<Kernel, KernelError> {
-    let file = digest::of_file(kernel).map_err(io_error("read", kernel))?;
+    let file = digest::of_file(kernel).map_err(path_error("read", kernel))?;
     let mut parts = vec![LAYOUT.to_vec(), file.digest.0.to_vec()];
     if let Some(folder) = modules {
         parts.push(modules_fingerprint(folder)?);
@@ -227,7 +205,7 @@ pub fn own(
     let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
     let question = Key::new("own", &parts);
     let folder = cache.answer(Kind::Kernel, &question, false, progress, |staging| {
-        let bytes = std::fs::read(kernel).map_err(io_error("read", kernel))?;
+        let bytes = std::fs::read(kernel).map_err(path_error("read", kernel))?;
         let name = if bzimage::is_bzimage(&bytes) {
             "vmlinuz"
         } else if bytes.starts_with(b"\x7fELF") {
@@ -259,7 +237,7 @@ fn finish(staging: &Path, source: KernelSource) -> Result<KernelRecord, KernelEr
     let path = staging.join("vmlinux");
     let mut compression = None;
     let bytes = if bzimage.exists() {
-        let packed = std::fs::read(&bzimage).map_err(io_error("read", &bzimage))?;
+        let packed = std::fs::read(&bzimage).map_err(path_error("read", &bzimage))?;
         let (bytes, how) = bzimage::extract(&packed).map_err(|source| KernelError::BzImage {
             path: bzimage.clone(),
             source,
@@ -267,7 +245,7 @@ fn finish(staging: &Path, source: KernelSource) -> Result<KernelRecord, KernelEr
         compression = Some(how.name().to_owned());
         bytes
     } else {
-        std::fs::read(&path).map_err(io_error("read", &path))?
+        std::fs::read(&path).map_err(path_error("read", &path))?
     };
     let kernel = elf::inspect_kernel(&bytes).map_err(|source| KernelError::Elf {
         path: if bzimage.exists() {
@@ -284,7 +262,7 @@ fn finish(staging: &Path, source: KernelSource) -> Result<KernelRecord, KernelEr
     for name in ["vmlinux", "vmlinuz", "config"] {
         let path = staging.join(name);
         if path.exists() {
-            let digest = digest::of_file(&path).map_err(io_error("read", &path))?;
+            let digest = digest::of_file(&path).map_err(path_error("read", &path))?;
             record.files.insert(name.to_owned(), digest);
         }
     }
@@ -295,7 +273,7 @@ fn finish(staging: &Path, source: KernelSource) -> Result<KernelRecord, KernelEr
             record.modules.push(ModuleRecord {
                 name: name.to_owned(),
                 path: path.to_owned(),
-                file: digest::of_file(&full).map_err(io_error("read", &full))?,
+                file: digest::of_file(&full).map_err(path_error("read", &full))?,
             });
         }
     }
@@ -304,16 +282,16 @@ fn finish(staging: &Path, source: KernelSource) -> Result<KernelRecord, KernelEr
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), KernelError> {
-    std::fs::write(path, bytes).map_err(io_error("write", path))
+    Ok(std::fs::write(path, bytes).map_err(path_error("write", path))?)
 }
 
 fn move_file(from: &Path, to: &Path) -> Result<(), KernelError> {
-    std::fs::rename(from, to).map_err(io_error("move", from))
+    Ok(std::fs::rename(from, to).map_err(path_error("move", from))?)
 }
 
 fn find_by_prefix(folder: &Path, prefix: &str, what: &'static str) -> Result<PathBuf, KernelError> {
     std::fs::read_dir(folder)
-        .map_err(io_error("read", folder))?
+        .map_err(path_error("read", folder))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .find(|path| {
             path.file_name()
@@ -328,7 +306,7 @@ fn modules_fingerprint(folder: &Path) -> Result<Vec<u8>, KernelError> {
     let mut text = String::new();
     for (name, path) in Modules::open(folder)?.list() {
         let path = folder.join(path);
-        let meta = std::fs::metadata(&path).map_err(io_error("read", &path))?;
+        let meta = std::fs::metadata(&path).map_err(path_error("read", &path))?;
         text.push_str(&format!(
             "{name} {} {}.{}\n",
             meta.len(),
@@ -341,15 +319,15 @@ fn modules_fingerprint(folder: &Path) -> Result<Vec<u8>, KernelError> {
 
 /// Copies folders and plain files; links lead out of a module folder and are left.
 pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<(), KernelError> {
-    std::fs::create_dir_all(to).map_err(io_error("make the folder", to))?;
-    for entry in std::fs::read_dir(from).map_err(io_error("read", from))? {
-        let entry = entry.map_err(io_error("read", from))?;
-        let kind = entry.file_type().map_err(io_error("read", from))?;
+    std::fs::create_dir_all(to).map_err(path_error("make the folder", to))?;
+    for entry in std::fs::read_dir(from).map_err(path_error("read", from))? {
+        let entry = entry.map_err(path_error("read", from))?;
+        let kind = entry.file_type().map_err(path_error("read", from))?;
         let target = to.join(entry.file_name());
         if kind.is_dir() {
             copy_tree(&entry.path(), &target)?;
         } else if kind.is_file() {
-            std::fs::copy(entry.path(), &target).map_err(io_error("copy", &entry.path()))?;
+            std::fs::copy(entry.path(), &target).map_err(path_error("copy", &entry.path()))?;
         }
     }
     Ok(())

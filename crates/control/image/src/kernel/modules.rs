@@ -20,7 +20,6 @@ pub enum ModulesError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
@@ -40,7 +39,6 @@ pub enum ModulesError {
         name: String,
         /// The module that asks for it, if it is not asked for directly.
         by: Option<String>,
-        /// Where it was looked for.
         folder: PathBuf,
     },
 }
@@ -77,7 +75,6 @@ pub struct Modules {
 /// One module, ready to be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedModule {
-    /// Its name.
     pub name: String,
     /// The plain ELF file.
     pub content: Vec<u8>,

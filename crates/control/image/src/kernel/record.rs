@@ -1,4 +1,4 @@
-//! `kernel.json`: what a kernel folder holds and where it came from.
+//! `kernel.json`: content and origin of a kernel folder.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::digest::FileDigest;
 /// The version of the record's format.
 pub const SCHEMA: u32 = 1;
 
-/// What is known of a kernel.
+/// Content and origin of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRecord {
@@ -18,9 +18,9 @@ pub struct KernelRecord {
     pub schema: u32,
     /// The release, as `uname -r` prints it.
     pub version: String,
-    /// Where it came from.
+    /// Origin of the kernel.
     pub source: KernelSource,
-    /// Where a PVH boot starts; absent if the kernel cannot do it.
+    /// Entry point of a PVH boot; absent if the kernel does not support PVH.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pvh_entry: Option<u64>,
     /// How the bzImage was compressed; absent for an ELF kernel.
@@ -32,7 +32,7 @@ pub struct KernelRecord {
     pub modules: Vec<ModuleRecord>,
 }
 
-/// Where a kernel came from.
+/// Origin of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum KernelSource {
@@ -42,25 +42,21 @@ pub enum KernelSource {
         suite: String,
         /// The package.
         package: String,
-        /// Its version.
         version: String,
-        /// Its digest in Debian's signed index.
+        /// Digest in Debian's signed index.
         sha256: String,
     },
     /// A file of the user.
-    Own {
-        /// Where it was.
-        path: PathBuf,
-    },
+    Own { path: PathBuf },
 }
 
 /// One module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleRecord {
-    /// Its name, with underscores.
+    /// Name of the module, with underscores.
     pub name: String,
-    /// Its path below `modules/`.
+    /// Path below `modules/`.
     pub path: PathBuf,
     /// The file as it is stored, usually compressed.
     #[serde(flatten)]

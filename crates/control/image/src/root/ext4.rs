@@ -20,12 +20,12 @@ const SPARE_INODES: u32 = 16_384;
 /// Why there is no disk.
 #[derive(Debug, Error)]
 pub enum Ext4Error {
-    /// What is in the image does not fit.
+    /// The files do not fit on the disk.
     #[error("the image needs at least {needed} MiB, and disk_mib is {given}")]
     TooSmall {
-        /// What it takes.
+        /// Bytes that the files need.
         needed: u64,
-        /// What the recipe says.
+        /// Size of the disk in the recipe.
         given: u32,
     },
     /// The file cannot be written, or the tree does not fit the format.
@@ -42,7 +42,6 @@ pub enum Ext4Error {
     Unsound {
         /// The file.
         path: PathBuf,
-        /// What e2fsck said.
         #[source]
         source: ToolError,
     },
@@ -53,9 +52,9 @@ pub enum Ext4Error {
 pub struct Disk {
     /// How large.
     pub size: MiB,
-    /// Its UUID.
+    /// UUID of the file system.
     pub uuid: [u8; 16],
-    /// Its label, at most 16 bytes of it.
+    /// Label of the file system; the first 16 bytes are used.
     pub label: String,
     /// The time of everything that has none of its own, seconds since 1970.
     pub epoch: i64,

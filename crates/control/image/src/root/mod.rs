@@ -20,7 +20,7 @@ pub struct Root {
     pub tree: Tree,
     /// The packages they are from, sorted by name.
     pub packages: Vec<PackageRecord>,
-    /// Where they are from.
+    /// The origin of the files.
     pub source: ImageSource,
     /// The release of the kernel whose modules are among them.
     pub kernel: Option<String>,
@@ -34,8 +34,8 @@ pub enum RootError {
     Debian(#[from] BootstrapError),
 }
 
-/// Where a root comes from. Debian's packages are one source; layers of an OCI image are another
-/// one that fits: each reads into a [`Tree`], and everything after that is the same.
+/// A source of root file systems. Debian's packages are one; layers of an OCI image would be another: each reads into a
+/// [`Tree`], and every later step is the same.
 pub trait RootSource {
     /// Everything that has a say in what comes out.
     fn fingerprint(&self) -> Vec<u8>;

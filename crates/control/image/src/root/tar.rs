@@ -27,7 +27,7 @@ pub struct TarError {
 /// Why an archive is not a root.
 #[derive(Debug, Error)]
 pub enum Problem {
-    /// It cannot be read.
+    /// The archive cannot be read.
     #[error("it cannot be read")]
     Read(#[from] io::Error),
     /// A name that is not text.
@@ -41,7 +41,6 @@ pub enum Problem {
     OddEntry {
         /// The entry.
         name: String,
-        /// Its kind.
         kind: EntryType,
     },
     /// An entry that does not fit in a tree.

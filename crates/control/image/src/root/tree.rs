@@ -31,7 +31,7 @@ pub enum TreeError {
     DanglingLink {
         /// The link.
         path: String,
-        /// What it should lead to.
+        /// Target of the link.
         target: String,
     },
 }
@@ -61,7 +61,7 @@ impl Meta {
     }
 }
 
-/// Where the bytes of a file are.
+/// Location of the content of a file.
 #[derive(Debug, Clone)]
 pub enum Content {
     /// Here.
@@ -70,7 +70,7 @@ pub enum Content {
     Part {
         /// The other file.
         file: Arc<File>,
-        /// Where the part starts.
+        /// Offset of the part.
         offset: u64,
         /// How long it is.
         length: u64,
@@ -132,7 +132,7 @@ impl Read for ContentReader<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Inode(usize);
 
-/// What a name leads to.
+/// The entry that a name refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     /// A folder.
@@ -149,7 +149,7 @@ pub enum Node {
     Fifo(Meta),
 }
 
-/// What an inode holds.
+/// Content of an inode.
 #[derive(Debug, Clone)]
 pub struct FileNode {
     /// Owner, permissions, time.
@@ -307,7 +307,7 @@ impl Tree {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))
     }
 
-    /// What a path leads to; links are not followed.
+    /// The entry at a path. Links are not followed.
     pub fn get(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path)
     }

@@ -65,9 +65,6 @@ pub struct Manifest {
     pub memory: MemoryManifest,
     /// Disks in slot order.
     pub disks: Vec<DiskManifest>,
-    /// The machine has a network device.
-    #[serde(default)]
-    pub network: bool,
     /// Origin of the first tag of the chain.
     pub source: Source,
     /// The tag that this one builds on.

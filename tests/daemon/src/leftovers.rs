@@ -18,7 +18,7 @@ impl Leftovers {
         files.extend(
             entries(run)
                 .into_iter()
-                .filter(|path| name(path).starts_with("sb-")),
+                .filter(|path| name(path).starts_with("sb")),
         );
         files.sort();
         Self {

@@ -25,7 +25,7 @@ expect 0 '^2$' run --vcpus 2 --memory 384M -- nproc
 expect 0 '^run.c2.m384-python-numpy +ready' images
 expect 0 '^vcpus +2$' snapshot-info run.c2.m384-python-numpy
 expect 0 '✓ run.c2.m384-python-numpy' rmi run.c2.m384-python-numpy
-expect 0 '"sandbox": "sb-' run --keep --json --label of=cli-keep -- touch /root/kept
+expect 0 '"sandbox": "sb' run --keep --json --label of=cli-keep -- touch /root/kept
 kept=$("$forkd" ls -q | tail -n 1)
 expect 0 '' exec "$kept" -- test -e /root/kept
 expect 0 "✓ $kept" kill "$kept"
@@ -111,7 +111,7 @@ grep -q quickstart-branch "$work/out"
 check 1 $? '' 'quickstart takes its branch away'
 expect 0 '✓ quickstart' rmi cli-flat quickstart
 expect 0 '^tag: cli-boot$' snapshot --tag cli-boot --image python-numpy --warmup 'touch /root/warm' --warmup-code 'warm = 6 * 7'
-expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-boot --timeout 1h
+expect 0 '^✓ sb[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-boot --timeout 1h
 warm=$(spawned)
 expect 0 '^42$' eval "$warm" -- warm
 expect 0 '' exec "$warm" -- test -e /root/warm
@@ -121,15 +121,15 @@ expect 0 '✓ cli-boot' rmi cli-boot
 expect 0 '^2 / 2 children alive$' fork --tag cli-half -n 2 --settle-secs 0
 expect 0 '"alive": 1' fork --sandbox "$id" -n 1 --settle-secs 0 --json
 expect 0 '' exec "$id" -- touch /root/before-the-fork
-expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --sandbox "$id" --timeout 1h
+expect 0 '^✓ sb[^ ]+( ready=[0-9.]+ms)?$' spawn --sandbox "$id" --timeout 1h
 forked=$(spawned)
 expect 0 '' exec "$forked" -- test -e /root/before-the-fork
 # It can itself be branched, though what it was started from has no name.
 expect 0 '^tag: cli-of-a-fork$' branch "$forked" --tag cli-of-a-fork
 expect 0 "✓ $forked" kill "$forked"
-expect 0 '^✓ sb-[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-of-a-fork --timeout 1h
+expect 0 '^✓ sb[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-of-a-fork --timeout 1h
 expect 0 '' exec "$(spawned)" -- test -e /root/before-the-fork
-expect 0 '^✓ sb-' kill --tag cli-of-a-fork
+expect 0 '^✓ sb' kill --tag cli-of-a-fork
 expect 0 '✓ cli-of-a-fork' rmi cli-of-a-fork
 expect 0 '^limit +none$' store
 expect 0 '"physical_bytes": [1-9]' store --json

@@ -27,7 +27,7 @@ check() {
 }
 
 # The sandbox that `spawn` has just named.
-spawned() { sed -n 's/^✓ \(sb-[^ ]*\).*/\1/p' "$work/out" | head -n 1; }
+spawned() { sed -n 's/^✓ \(sb[^ ]*\).*/\1/p' "$work/out" | head -n 1; }
 
 finish() {
     echo "$passed passed, $failed failed"

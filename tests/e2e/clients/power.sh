@@ -15,7 +15,7 @@ field() { sed -n "s/^ *\"$1\": \"\\{0,1\\}\\([^\",]*\\).*/\\1/p" "$work/out" | h
 "$forkd" workspace delete power-ws >"$work/out" 2>&1 </dev/null
 "$forkd" rmi --force power-branch power-half >"$work/out" 2>&1 </dev/null
 
-expect 0 '^✓ sb-' spawn --tag "$tag" --timeout 1h
+expect 0 '^✓ sb' spawn --tag "$tag" --timeout 1h
 origin=$(spawned)
 # No process in the guest syncs: a branch contains every write that the guest was told was durable.
 expect 0 '' exec "$origin" -- sh -c 'echo acknowledged > /root/said'
@@ -26,7 +26,7 @@ workspace=$(field live_sandbox_id)
 expect 0 '' exec "$workspace" -- sh -c 'echo asleep > /root/said'
 expect 0 'suspended' workspace suspend power-ws
 # These have no name and need none: they end with the power.
-expect 0 '^✓ sb-' spawn --sandbox "$origin" -n 2 --timeout 1h
+expect 0 '^✓ sb' spawn --sandbox "$origin" -n 2 --timeout 1h
 "$forkd" branch "$origin" --tag power-half >/dev/null 2>&1 </dev/null &
 sleep 0.5
 
@@ -41,7 +41,7 @@ expect 0 '^power-branch +ready' images
 "$forkd" ls --json >"$work/out" 2>&1 </dev/null
 grep -q '"state": "running"' "$work/out"
 check 1 $? '' 'ls: no sandbox outlives the power'
-expect 0 '^✓ sb-' spawn --tag power-branch --timeout 1h
+expect 0 '^✓ sb' spawn --tag power-branch --timeout 1h
 child=$(spawned)
 expect 0 '^acknowledged$' exec "$child" -- cat /root/said
 expect 0 '^42$' eval "$child" -- kept

@@ -6,29 +6,37 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The longest id that is accepted.
-const MAX_LEN: usize = 64;
+/// The longest ID that is accepted.
+const MAX_LEN: usize = 63;
+/// Characters after `sb`: 8 hexadecimal digits of time and 16 of chance. A node may put its own prefix before them.
+const MIN_DIGITS: usize = 24;
 
-/// The id of a sandbox, such as `sb-6917a1b2-0f3c9a51d2e4b687`: `sb-` and then letters, digits, `-`.
+/// The ID of a sandbox, such as `sb6917a1b20f3c9a51d2e4b687`.
+///
+/// `sb` and then at least 24 lower-case letters and digits: one part of a DNS label without dashes, so `PORT-ID` names a port
+/// of a sandbox. The last 24 characters are the time of creation and 64 random bits; a host of a fleet puts the name of its
+/// node before them. IDs of earlier versions (`sb-6917a1b2-0f3c9a51d2e4b687`) are accepted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(String);
 
 /// Why a string is not a [`SandboxId`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{text:?} is not a sandbox id: expected \"sb-\" and then 1 to 61 letters, digits or '-'")]
+#[error(
+    "{text:?} is not a sandbox ID: expected \"sb\" and then 24 to 61 lower-case letters and digits"
+)]
 pub struct InvalidSandboxId {
-    /// What was given, cut to a printable length.
+    /// The given text, cut to a printable length.
     pub text: String,
 }
 
 impl SandboxId {
-    /// Builds an id from the second it was made in and 64 random bits.
+    /// Builds an ID from the second it was made in and 64 random bits.
     pub fn from_parts(unix_seconds: u64, random: u64) -> Self {
-        Self(format!("sb-{unix_seconds:08x}-{random:016x}"))
+        Self(format!("sb{unix_seconds:08x}{random:016x}"))
     }
 
-    /// The id as text.
+    /// The ID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -39,8 +47,20 @@ impl FromStr for SandboxId {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let valid = text.len() <= MAX_LEN
-            && text.strip_prefix("sb-").is_some_and(|rest| {
-                !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && text.strip_prefix("sb").is_some_and(|rest| {
+                match rest.strip_prefix('-') {
+                    // The form of earlier versions.
+                    Some(old) => {
+                        !old.is_empty()
+                            && old.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+                    }
+                    None => {
+                        rest.len() >= MIN_DIGITS
+                            && rest
+                                .bytes()
+                                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+                    }
+                }
             });
         if valid {
             Ok(Self(text.to_owned()))
@@ -77,15 +97,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_made_id_parses() {
+    fn a_made_id_parses_and_is_part_of_a_dns_label() {
         let id = SandboxId::from_parts(0x6917_a1b2, 0x0f3c_9a51_d2e4_b687);
-        assert_eq!(id.as_str(), "sb-6917a1b2-0f3c9a51d2e4b687");
+        assert_eq!(id.as_str(), "sb6917a1b20f3c9a51d2e4b687");
         assert_eq!(id.as_str().parse::<SandboxId>().unwrap(), id);
+        // A port and the prefix of a node fit beside it.
+        assert!(format!("65535-{}", id.as_str()).len() + 5 <= 63);
+    }
+
+    #[test]
+    fn a_node_prefix_and_the_old_form_are_accepted() {
+        for text in [
+            "sbk3f9q6917a1b20f3c9a51d2e4b687",
+            "sb-6917a1b2-0f3c9a51d2e4b687",
+            "sb-1",
+        ] {
+            assert_eq!(text.parse::<SandboxId>().unwrap().as_str(), text);
+        }
     }
 
     #[test]
     fn anything_else_is_refused() {
-        for text in ["", "sb-", "sb-../x", "x", "sb-a_b", "sb-ä"] {
+        let long = format!("sb{}", "a".repeat(62));
+        let upper = "sb6917A1B20f3c9a51d2e4b687";
+        for text in [
+            "", "sb", "sb-", "sb-../x", "x", "sb-a_b", "sb-ä", "sbin", upper, &long,
+        ] {
             assert!(text.parse::<SandboxId>().is_err(), "{text:?} was accepted");
         }
     }

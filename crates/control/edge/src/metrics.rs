@@ -115,6 +115,10 @@ fn describe() {
         Unit::Bytes,
         "Memory of the daemon itself"
     );
+    describe_gauge!(
+        "forkd_vmm_device",
+        "Device counters of live VMs, summed by device and counter"
+    );
     describe_counter!(
         "forkd_errors_total",
         "Requests that were refused or failed, by code"

@@ -1,16 +1,21 @@
 //! Gauges of the domain, for Prometheus.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures::future::join_all;
 use metrics::gauge;
+use tokio::sync::oneshot;
 
 use crate::app::App;
 use crate::error::Error;
 use crate::ops::snapshots;
 use crate::process::usage;
+use crate::sandbox::Ask;
 
-/// What all VMs have for themselves, and what the largest of them shares with others: adding that up would count the
-/// same pages many times.
+/// Bytes that all VMs hold alone, and bytes that the largest VM shares. The sum of all shared bytes would count the same
+/// pages once per child.
 async fn memory(app: &Arc<App>) -> Result<(u64, u64), Error> {
     app.blocking(|app| {
         let mut own = 0;
@@ -23,6 +28,31 @@ async fn memory(app: &Arc<App>) -> Result<(u64, u64), Error> {
         Ok((own, shared))
     })
     .await
+}
+
+/// How long a scrape waits for the counters of all VMMs together.
+const COUNTERS: Duration = Duration::from_millis(500);
+
+/// Sums of the device counters over the VMs that answer in time. A VM that ends takes its counts along, so the sums are
+/// gauges. Names come from a closed list, however hostile a VMM is.
+async fn devices(app: &App) -> BTreeMap<(&'static str, &'static str), u64> {
+    let asked = app.sandboxes.list().into_iter().map(|sandbox| async move {
+        let (sender, counters) = oneshot::channel();
+        sandbox.ask(Ask::Counters(sender)).ok()?;
+        tokio::time::timeout(COUNTERS, counters)
+            .await
+            .ok()?
+            .ok()?
+            .ok()
+    });
+    let mut sums = BTreeMap::new();
+    for counters in join_all(asked).await.into_iter().flatten() {
+        for known in counters.known() {
+            let sum: &mut u64 = sums.entry((known.device, known.info.name)).or_default();
+            *sum = sum.saturating_add(known.value);
+        }
+    }
+    sums
 }
 
 /// Sets the gauges that are read when somebody scrapes, not when something changes.
@@ -47,6 +77,9 @@ pub async fn sample(app: &Arc<App>) {
     if let Ok((own, shared)) = memory(app).await {
         gauge!("forkd_memory_own_bytes").set(own as f64);
         gauge!("forkd_memory_shared_bytes").set(shared as f64);
+    }
+    for ((device, counter), sum) in devices(app).await {
+        gauge!("forkd_vmm_device", "device" => device, "counter" => counter).set(sum as f64);
     }
     let this = usage(std::process::id());
     gauge!("forkd_daemon_memory_bytes").set((this.own_bytes + this.shared_bytes) as f64);

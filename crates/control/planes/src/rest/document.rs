@@ -59,7 +59,7 @@ const IDEMPOTENT: &[C] = &[C::InvalidRequest, C::IdempotencyMismatch, C::Busy];
 /// The form of a tag and of every other name.
 const NAME: &str = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$";
 /// The form of a sandbox's id.
-const ID: &str = "^sb-[A-Za-z0-9-]{1,61}$";
+const ID: &str = "^sb(-[A-Za-z0-9-]{1,60}|[a-z0-9]{24,61})$";
 
 /// Puts in what the routes have in common.
 pub fn complete(document: &mut OpenApi) {

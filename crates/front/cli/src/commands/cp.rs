@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use forkd_api::WriteResult;
 use forkd_rest_client::Client;
+use forkd_types::SandboxId;
 use futures::{Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -29,7 +30,7 @@ enum Side<'a> {
 impl<'a> Side<'a> {
     fn parse(text: &'a str) -> Self {
         match text.split_once(':') {
-            Some((id, path)) if id.starts_with("sb-") && path.starts_with('/') => {
+            Some((id, path)) if id.parse::<SandboxId>().is_ok() && path.starts_with('/') => {
                 Self::Guest { id, path }
             }
             _ => Self::Here(text),

@@ -98,11 +98,11 @@ impl Daemon {
             process: None,
             faults,
         };
-        for dir in [daemon.data(), daemon.run(), daemon.data().join("parent")] {
+        for dir in [daemon.data(), daemon.run(), daemon.data().join("images/parent")] {
             std::fs::create_dir_all(dir).expect("a directory");
         }
         for name in ["vmlinux", "initramfs.cpio", "root.ext4"] {
-            File::create(daemon.data().join("parent").join(name))
+            File::create(daemon.data().join("images/parent").join(name))
                 .and_then(|file| file.set_len(DISK_BYTES))
                 .expect("a file to boot from");
         }
@@ -252,7 +252,7 @@ impl Daemon {
         let line = "echo parent > /mark";
         let warmup = ["sh", "-c", line].map(str::to_owned).to_vec();
         let file = |name: &str| {
-            let path = self.data().join("parent").join(name);
+            let path = self.data().join("images/parent").join(name);
             Some(path.to_string_lossy().into_owned())
         };
         let request = match self.vmms {

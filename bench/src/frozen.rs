@@ -1,4 +1,7 @@
 //! A guest of a few bytes, frozen before its first instruction.
+//!
+//! [`Frozen`] has the files that a shell needs to become a child. [`Surroundings`] has the console and the
+//! socket that the daemon would make for each VM.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,7 +10,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use forkd_types::{Engine, MiB};
-use forkd_vmm::client::{Attach, Client};
+use forkd_vmm_driver::{Attach, Client};
 use forkd_vmm_proto::{
     BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, MemoryImage, NetSpec, PageIndex,
     RestoreSpec, Shape, VsockSpec,
@@ -15,16 +18,16 @@ use forkd_vmm_proto::{
 
 use crate::spawned::beside;
 
-/// What children are started from.
+/// A frozen guest.
 #[derive(Debug)]
 pub struct Frozen {
-    /// What their shells must look like.
+    /// The shape of the shells that can restore it.
     pub shape: Shape,
     state: File,
     memory: File,
 }
 
-/// What the controller makes for each machine: a console and a socket.
+/// The console and the socket of one VM.
 #[derive(Debug)]
 pub struct Surroundings {
     console: File,
@@ -32,7 +35,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Files in a folder, told apart by a number.
+    /// Creates the files in a folder; `number` distinguishes them.
     pub fn make(folder: &Path, number: u64) -> anyhow::Result<Self> {
         Ok(Self {
             console: File::create(folder.join(format!("{number}.console")))?,
@@ -57,7 +60,7 @@ impl Surroundings {
 }
 
 impl Frozen {
-    /// Loads a program as the kernel, and freezes the machine there.
+    /// Loads a program in place of a kernel, and freezes the VM.
     pub fn new(work: &Path, memory: MiB, program: &[u8]) -> anyhow::Result<Self> {
         let shape = Shape {
             engine: Engine::FORKD,
@@ -101,7 +104,7 @@ impl Frozen {
         })
     }
 
-    /// How a shell becomes a child.
+    /// The message and descriptors that turn a shell into a child.
     pub fn restore<'a>(
         &'a self,
         around: &'a Surroundings,
@@ -126,7 +129,7 @@ impl Frozen {
     }
 }
 
-/// A VMM of our own with nothing in it.
+/// Starts a VMM without content.
 pub fn shell(shape: Shape) -> anyhow::Result<Client> {
     let mut client = Client::start(&beside("forkd-vmm")?, &[])
         .context("forkd-vmm did not start: build it first with `make build`")?;

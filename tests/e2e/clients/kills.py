@@ -185,7 +185,7 @@ def trim(book):
 
 
 def start():
-    """Starts the daemon until it answers: whoever starts it may not have noticed yet that it is dead."""
+    """Starts the daemon until it answers: its supervisor may not have noticed yet that it is dead."""
     end = time.monotonic() + 120
     while True:
         done = subprocess.run(START, shell=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

@@ -1,4 +1,7 @@
-//! Writes the named inputs below `fuzz/corpus`: small ones that reach the code behind the first checks.
+//! Writes the seed inputs below `fuzz/corpus`.
+//!
+//! A seed is small and reaches the code behind the first checks of its target, which a fuzzer would take long
+//! to find.
 
 use std::fs;
 use std::path::Path;
@@ -35,7 +38,7 @@ fn save(target: &str, name: &str, data: &[u8]) -> std::io::Result<()> {
     fs::write(dir.join(name), data)
 }
 
-/// A step of a driver: a chain with the given parts to read and rooms to write, then the doorbell.
+/// A step of the driver: a chain with the given readable parts and writable buffers, then the doorbell.
 fn chain(queue: u8, out: &[&[u8]], rooms: &[u16]) -> Vec<u8> {
     let shape = out.len() as u8 | (rooms.len() as u8) << 2;
     let mut step = vec![queue, 0, shape];
@@ -271,7 +274,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// A machine with one CPU and one device, all registers zero.
+/// A machine state with one CPU and one device, all registers zero.
 fn machine_state() -> std::io::Result<Vec<u8>> {
     let mut rig = Rig::new(DeviceSlot::Rng);
     rig.start(Box::new(Rng::new(RateLimit::default())?));

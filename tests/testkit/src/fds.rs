@@ -1,4 +1,4 @@
-//! Descriptors on their way to a VMM.
+//! Collects the descriptors of a message to a VMM, and their indexes.
 
 use std::os::fd::OwnedFd;
 

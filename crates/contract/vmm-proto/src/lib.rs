@@ -17,11 +17,11 @@
 mod budget;
 mod cmdline;
 mod command;
+mod counters;
 mod engine;
 mod event;
 mod fds;
 mod flags;
-mod page_map;
 pub mod spawn;
 mod spec;
 mod walls;
@@ -30,11 +30,13 @@ mod wire;
 pub use budget::{MAX_DISK_LAYERS, MAX_FDS, restore_fds};
 pub use cmdline::LINUX_CMDLINE;
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
+pub use counters::{COUNTERS, CounterInfo, CounterKind, KnownCounter};
 pub use engine::{Capabilities, Capability};
 pub use event::{Event, ExitCode, StopCause};
 pub use fds::{FdList, TooManyFds};
 pub use flags::{Flag, FlagSet};
-pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
+// A cut writes a page map and a restore reads one.
+pub use forkd_formats::page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
     BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutExtent,
     CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex, ImageId, MAX_DISKS, MAX_MEMORY_MIB,

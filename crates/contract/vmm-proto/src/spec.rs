@@ -142,7 +142,7 @@ pub struct MemoryImage {
 pub enum PageIndex {
     /// One layer, as long as guest memory, page N at offset N pages; holes are zero pages.
     Identity,
-    /// A [`crate::PageMap`] in a file.
+    /// A `forkd_formats::page_map::PageMap` in a file.
     File(FdIndex),
 }
 

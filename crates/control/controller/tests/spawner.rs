@@ -1,24 +1,26 @@
 //! What the daemon says to `forkd-spawn`.
 
 mod local;
+mod published;
 mod stand_in;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use forkd_api::ErrorCode;
-use forkd_controller::sandbox::create::{CreateRequest, create};
+use forkd_sandboxes::ops::spawn::{CreateRequest, create, ready, start};
 use forkd_store::Manifest;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::spawn::{
     Limits, MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus, Vm,
 };
 use forkd_vmm_proto::{Capabilities, Shape};
-use local::{app, publish, publish_of};
+use local::app;
+use published::publish;
 use stand_in::{stand_in, stand_in_with_fds};
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
-    forkd_controller::launch::shape(manifest.engine, memory_mib, manifest.vcpus, manifest.cpu)
+    forkd_sandboxes::launch::shape(manifest.engine, memory_mib, manifest.vcpus, manifest.cpu)
 }
 
 fn children(manifest: &Manifest, count: usize) -> CreateRequest {
@@ -58,22 +60,37 @@ async fn children_of_a_batch_that_failed_are_all_ended() {
                 killed.push(id);
                 Ok(SpawnReply::Done)
             }
-            other => panic!("{other:?}"),
+            // The pool is set when the last child has failed.
+            _ => Ok(SpawnReply::Done),
         }
     });
     let request = children(&manifest, MAX_BATCH + 1);
-    let error = create(&app, request).await.unwrap_err();
-    assert!(error.chain().contains("no memory"), "{}", error.chain());
-    let (taken, killed) = &*asked.lock().unwrap();
+    let children = start(&app, request).await.unwrap();
+    assert!(ready(&children).await.is_err());
+    let last = children.last().unwrap().failure().unwrap().chain();
+    assert!(last.contains("no memory"), "{last}");
+    for child in &children {
+        child.gone.cancelled().await;
+    }
+    let (taken, killed) = &mut *asked.lock().unwrap();
     assert_eq!(taken.len(), MAX_BATCH + 1);
+    taken.sort();
+    killed.sort();
     assert_eq!(taken, killed);
+    assert!(app.sandboxes.is_empty());
 }
 
 #[tokio::test]
 async fn a_snapshot_of_another_engine_is_refused_before_a_vm_is_started() {
     let dir = tempfile::tempdir().unwrap();
     let app = app(dir.path());
-    let manifest = publish_of(&app, "foreign", "sb-1", "other".parse().unwrap());
+    let foreign = Manifest {
+        tag: "foreign".parse().unwrap(),
+        engine: "other".parse().unwrap(),
+        ..publish(&app, "base", "sb-1")
+    };
+    let manifest = foreign.clone();
+    app.store.publish(foreign).unwrap();
     stand_in(&dir.path().join("run/spawn.sock"), |command| {
         panic!("{command:?}")
     });

@@ -21,7 +21,6 @@ use forkd_types::Engine;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use rustix::process::{Resource, getrlimit, setrlimit};
 use server::{Server, Settings};
 
 /// Starts VMM processes and keeps a pool of shells ready.
@@ -55,12 +54,16 @@ struct Args {
 }
 
 fn main() -> anyhow::Result<()> {
+    // Sockets and logs are this user's alone, whatever the umask of whoever started the program.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let args = Args::parse();
     let vmm = match args.vmm {
         Some(path) => path,
         None => beside_this_program("forkd-vmm")?,
     };
-    raise_file_limit();
+    if let Err(error) = forkd_os::raise_file_limit() {
+        say(&format!("the limit on open files stays as it is: {error}"));
+    }
     let listener = listen_on(&args.socket)?;
     let socket = args.socket.canonicalize().unwrap_or(args.socket);
     let settings = Settings {
@@ -77,15 +80,6 @@ fn main() -> anyhow::Result<()> {
 fn beside_this_program(name: &str) -> anyhow::Result<PathBuf> {
     let this = std::env::current_exe().context("this program's own path is unknown")?;
     Ok(this.with_file_name(name))
-}
-
-/// Descriptors of many VMs add up; the usual soft limit of 1,024 is far below what a host can run.
-fn raise_file_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        say(&format!("the limit on open files stays as it is: {error}"));
-    }
 }
 
 /// A line on standard error. A log that cannot be written, on a full disk, is no reason to end.

@@ -1,14 +1,18 @@
-//! Safe wrappers over the system calls the host programs need.
+//! Safe wrappers over the system calls that the host programs need.
 //!
-//! What rustix already offers is used from there; here is what it does not have, and the few places
-//! where a system call needs an `unsafe` block with a reason.
+//! rustix is used wherever it has a safe function. This crate has the rest: process forks, signals, the page
+//! map, write tracking, inherited descriptors, tap devices, packets with descriptors. Every `unsafe` block
+//! states why it is sound.
 
+#[cfg(any(test, feature = "test-utils"))]
+pub mod filter_probe;
 mod fork;
 mod heap;
 mod inherit;
 mod pagemap;
 mod signal;
 mod tap;
+pub mod testing;
 mod track;
 
 pub use fork::{ChildWriter, ForkError};

@@ -1,4 +1,9 @@
-//! Which pages of a mapping this process has made its own.
+//! The page map of this process: which pages of a mapping are private, touched or shared.
+//!
+//! [`Pagemap`] uses the `PAGEMAP_SCAN` request (Linux 6.7) where the kernel has it and reads
+//! `/proc/self/pagemap` otherwise. Marks exist with the request only, and only on memory that a
+//! [`crate::WriteTracker`] follows. Errors lean to "changed": a page that is swapped, migrating or absent
+//! counts as written.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -32,7 +37,6 @@ const ENTRY_EXCLUSIVE: u64 = 1 << 56;
 pub struct PageRange {
     /// The first page.
     pub first: u64,
-    /// How many.
     pub count: u64,
 }
 
@@ -87,7 +91,7 @@ struct ScanArg {
 
 /// The page map of this process, opened once.
 ///
-/// It stays bound to the address space that it was opened in: after a fork the child's copy still shows
+/// The file stays bound to the address space it was opened in: after a fork the child's copy still shows
 /// the parent.
 #[derive(Debug)]
 pub struct Pagemap {
@@ -120,7 +124,7 @@ pub fn open_pagemap(pid: Pid) -> io::Result<OwnedFd> {
 enum Wanted {
     /// Pages that belong to this process alone.
     Private,
-    /// Pages that came or were written since they were marked, whoever they belong to.
+    /// Pages mapped or written since they were marked, private or not.
     Touched,
     /// As `Touched`, and marks them.
     Mark,
@@ -194,8 +198,8 @@ impl Pagemap {
         self.pages(address, len, Wanted::Private)
     }
 
-    /// The pages that came or were written since they were marked; all that are there if nothing was
-    /// marked. To tell whose they are costs far more, so that is a question of its own.
+    /// The pages that were mapped or written since they were marked; all mapped pages if none was marked.
+    /// Telling private pages from shared ones costs far more and is a separate query.
     pub fn touched_pages(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
         self.pages(address, len, Wanted::Touched)
     }
@@ -390,7 +394,7 @@ mod tests {
     fn marked_pages_count_again_once_they_are_written() {
         let map = Pagemap::open().unwrap();
         let Ok(tracker) = crate::WriteTracker::open() else {
-            eprintln!("this kernel does not follow writes: nothing was tested");
+            crate::testing::leave_out("write-tracking");
             return;
         };
         let (at, len) = private_file_mapping(64);

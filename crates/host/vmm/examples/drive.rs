@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forkd_types::{Engine, MiB};
-use forkd_vmm::client::{Attach, Client};
+use forkd_vmm_driver::{Attach, Client};
 use forkd_vmm_proto::{
     BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, DiskSpec, Event, MemoryImage, NetSpec,
     PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,

@@ -1,4 +1,7 @@
-//! The program `forkd-vmm`: one microVM.
+//! The program `forkd-vmm`: one microVM per process.
+//!
+//! Parses the command line, installs signal handlers and the log, and runs the control loop
+//! ([`forkd_vmm::program::Session`]). The exit status is an [`ExitCode`].
 
 use std::io::Write;
 use std::process;
@@ -55,7 +58,7 @@ fn run(control_fd: i32, seccomp: bool) -> ExitCode {
     })
 }
 
-/// A thread that panics would leave a machine of which a part stands still and nobody is told.
+/// Ends the process when a thread panics. A VM with a missing thread would hang without a report.
 fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(std::io::stderr(), "forkd-vmm: {panic}");

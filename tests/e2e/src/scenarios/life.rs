@@ -1,4 +1,4 @@
-//! How machines pause, go on and end.
+//! Pause, resume and ends of VMs; adoption by a new daemon; no process without an owner.
 
 use std::time::Duration;
 
@@ -8,7 +8,15 @@ use forkd_testkit::{BootOptions, Root, Vm, procfs};
 use forkd_vmm_proto::spawn::{HowEnded, Jail, Limits};
 use forkd_vmm_proto::{Command, ExitCode, Reply, StopCause, VmmPhase};
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(pause_resume_and_the_power_button),
+    everyday!(every_end_has_its_code),
+    everyday!(adopted_by_the_next_controller),
+    everyday!(no_orphans),
+    everyday!(a_killed_id_is_free),
+];
 
 const SIGKILL: u8 = 9;
 
@@ -76,7 +84,7 @@ pub async fn every_end_has_its_code(run: Run) -> anyhow::Result<()> {
         shell: Some("echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger".into()),
         ..Default::default()
     };
-    // There is nobody left to answer.
+    // The guest panics before it can answer.
     let panicking = vm.exec(panic);
     let (_, ended) = tokio::join!(
         tokio::time::timeout(Duration::from_secs(5), panicking),
@@ -110,7 +118,7 @@ async fn expect_stop(vm: &Vm, wanted: StopCause, code: ExitCode) -> anyhow::Resu
     Ok(())
 }
 
-/// A controller that goes away leaves its machines running and finds them again.
+/// VMs go on without a controller, and the next controller adopts them.
 pub async fn adopted_by_the_next_controller(mut run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(BootOptions::default()).await?;
     vm.sh("echo mine > /root/mark").await?;
@@ -130,7 +138,7 @@ pub async fn adopted_by_the_next_controller(mut run: Run) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// When `forkd-spawn` is killed, its VMMs do not stay behind.
+/// VMMs end when `forkd-spawn` is killed and no other process holds their control sockets.
 pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
     let options = || BootOptions {
         root: Root::None,
@@ -168,7 +176,7 @@ pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A workspace is resumed under the id it had: whoever was told that a VM is ended starts the next one at once.
+/// A workspace resumes under its old ID: after the end of a VM is acknowledged, its ID is free at once.
 pub async fn a_killed_id_is_free(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot_without_agent(BootOptions::default()).await?;
     let (id, shape) = (vm.process.id.clone(), vm.process.shape);

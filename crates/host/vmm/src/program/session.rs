@@ -1,4 +1,8 @@
-//! The control loop: orders in, answers and events out.
+//! The control loop: commands in, replies and events out.
+//!
+//! One thread waits for commands, for notices of the machine and for the memory writer. A cut or checkpoint is
+//! answered when its writer has finished; commands that need the writer wait in order behind it, all others
+//! are carried out meanwhile. The loop ends with the machine or when the control socket closes.
 
 use std::collections::VecDeque;
 use std::io::{Seek, Write};
@@ -42,7 +46,7 @@ type Answer = Result<Reply, VmmError>;
 /// The most commands that wait for a cut or checkpoint to be written.
 const MAX_WAITING: usize = 64;
 
-/// What a forked process is writing.
+/// The operation whose memory is being written.
 enum Writing {
     Cut(Box<CutInProgress>),
     Checkpoint(Box<CheckpointInProgress>),
@@ -109,7 +113,7 @@ impl Session {
                     Ok(Next::Go) => {}
                     Ok(Next::End(cause)) => return self.end(cause),
                     Err(SessionError::Channel(ChannelError::Closed)) => {
-                        tracing::warn!("nobody holds the control socket any more");
+                        tracing::warn!("the control socket is closed");
                         return Ok(ExitCode::ControlLost);
                     }
                     Err(error) => return Err(error),
@@ -118,7 +122,7 @@ impl Session {
         }
     }
 
-    /// Waits; says whether there is an order, news, or a finished cut.
+    /// Waits; returns whether there is a command, a notice, or a finished writer.
     fn wait(&self) -> Result<(bool, bool, bool), SessionError> {
         let mut fds = vec![
             PollFd::new(&self.channel, PollFlags::IN),
@@ -158,7 +162,7 @@ impl Session {
             machine.devices().flush_console();
         }
         tracing::info!(?cause, "the machine ends");
-        // Nobody may be there to hear it; the exit status says the same.
+        // The socket may be closed; the exit status has the same information.
         let _ = self.event(Event::Stopped { cause });
         Ok(cause.into())
     }
@@ -192,7 +196,7 @@ impl Session {
             Writing::Cut(cut) => {
                 let stays_paused = cut.stays_paused();
                 let result = machine.finish_cut(*cut).map(Reply::Cut);
-                // Somebody may have resumed it meanwhile, which is as good.
+                // A command may have resumed it meanwhile.
                 if result.is_err()
                     && stays_paused
                     && machine.phase() == VmmPhase::Paused
@@ -451,11 +455,11 @@ impl Session {
         }
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&mut self) -> Counters {
         Counters(
             self.machine
-                .as_ref()
-                .map_or_else(Vec::new, |m| m.devices().counters()),
+                .as_mut()
+                .map_or_else(Vec::new, Machine::counters),
         )
     }
 }

@@ -1,4 +1,6 @@
-//! The parts a machine is made of.
+//! The parts of a state file: shape, VM, vCPUs, virtio slots, serial port.
+//!
+//! Each part has a version. A file is refused if a part is unknown, missing, doubled or has trailing bytes.
 
 use forkd_devices::legacy::SerialSnapshot;
 use forkd_devices::virtio::SlotState;
@@ -28,15 +30,13 @@ struct ShapePart {
 /// A virtio slot with a device in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotPart {
-    /// Which slot.
     pub slot: DeviceSlot,
-    /// Its state.
     pub state: SlotState,
 }
 
 /// A machine without its memory and disks.
 pub struct MachineState {
-    /// What the shell must look like.
+    /// The shape that the shell must have.
     pub shape: Shape,
     /// Clock and interrupt controllers.
     pub vm: VmState,

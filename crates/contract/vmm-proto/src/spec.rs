@@ -185,7 +185,8 @@ pub struct NetAttachment {
 /// features, checksum and segmentation offload among them. So a snapshot restores with any back end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetBackend {
-    /// A tap device opened with `IFF_NO_PI | IFF_VNET_HDR` and a header of 12 bytes.
+    /// A tap device opened with `IFF_NO_PI | IFF_VNET_HDR` and a header of 12 bytes. Its opener decides with
+    /// `TUNSETOFFLOAD` whether it gives frames in large pieces.
     Tap,
     /// A `SOCK_SEQPACKET` or `SOCK_DGRAM` socket, one header and frame per packet.
     Socket,

@@ -11,13 +11,13 @@ use forkd_api::ErrorCode;
 use forkd_sandboxes::ops::spawn::{CreateRequest, create, ready, start};
 use forkd_store::Manifest;
 use forkd_types::SandboxId;
-use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
-    MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus,
+    Limits, MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus, Vm,
 };
+use forkd_vmm_proto::{Capabilities, Shape};
 use local::app;
 use published::publish;
-use stand_in::stand_in;
+use stand_in::{stand_in, stand_in_with_fds};
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
     forkd_sandboxes::launch::shape(manifest.engine, memory_mib, manifest.vcpus, manifest.cpu)
@@ -131,6 +131,49 @@ async fn a_memory_limit_that_cannot_be_kept_refuses_the_request() {
         error.chain()
     );
     assert!(app.sandboxes.list().is_empty());
+}
+
+/// A `forkd-spawn` that was started anew does not know the VM. The VM must not live on while its sandbox is reported as
+/// deleted.
+#[tokio::test]
+async fn a_vm_that_forkd_spawn_does_not_know_is_ended_by_its_pidfd() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let manifest = publish(&app, "base", "sb-1");
+    let shape = shape(&manifest, 64);
+    let mut vmm = std::process::Command::new("/bin/sleep")
+        .arg("1000")
+        .spawn()
+        .unwrap();
+    let pid = rustix::process::Pid::from_child(&vmm);
+    let (control, _kept) = forkd_channel::Channel::pair().unwrap();
+    let mut control = Some(control);
+    stand_in_with_fds(
+        &dir.path().join("run/spawn.sock"),
+        move |command| match command {
+            SpawnCommand::Take { ids, shape, .. } => {
+                let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+                let vm = Vm {
+                    id: ids[0].clone(),
+                    pid: 1,
+                    shape,
+                    capabilities: Capabilities::all(),
+                    pooled: true,
+                };
+                let fds = vec![control.take().unwrap().into(), pidfd.unwrap()];
+                (Ok(SpawnReply::Taken(vec![vm])), fds)
+            }
+            SpawnCommand::Kill { id } => (Err(SpawnError::Unknown { id }), Vec::new()),
+            other => panic!("{other:?}"),
+        },
+    );
+    let id = SandboxId::from_parts(1, 1);
+    let ids = std::slice::from_ref(&id);
+    let taken = app.launcher.take(shape, ids, &Limits::default()).await;
+    assert_eq!(taken.unwrap().len(), 1);
+    app.launcher.kill(&id).await.unwrap();
+    let status = vmm.try_wait().unwrap();
+    assert!(status.is_some_and(|status| !status.success()), "{status:?}");
 }
 
 #[tokio::test]

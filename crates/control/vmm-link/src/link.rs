@@ -39,6 +39,13 @@ pub trait Incoming: DeserializeOwned + Send + 'static {
     fn is_guest_made(&self) -> bool {
         false
     }
+
+    /// The most descriptors that may come with the message. A message with more ends the connection.
+    fn max_fds(&self) -> usize;
+
+    /// The most unasked messages that wait to be taken, those of guests aside. One more ends the connection: they cannot
+    /// be dropped, and the other side may be compromised.
+    const MAX_WAITING: usize;
 }
 
 /// What a guest makes while nobody listens is dropped past this, with the descriptors that come along.
@@ -52,7 +59,7 @@ pub struct Unasked<M> {
     /// What came along.
     pub fds: Vec<OwnedFd>,
     /// Given back when it is taken out of the queue.
-    _place: Option<OwnedSemaphorePermit>,
+    _place: OwnedSemaphorePermit,
 }
 
 /// A message and its descriptors.
@@ -144,11 +151,15 @@ async fn read<M: Incoming>(
     waiting: Waiting<M>,
     unasked: mpsc::UnboundedSender<Unasked<M>>,
 ) {
-    let places = Arc::new(Semaphore::new(MAX_GUEST_MADE));
+    let guest_made = Arc::new(Semaphore::new(MAX_GUEST_MADE));
+    let others = Arc::new(Semaphore::new(M::MAX_WAITING));
     while let Ok(Some(packet)) = socket.recv().await {
         let Ok(message) = decode::<M>(&packet.bytes) else {
             break;
         };
+        if packet.fds.len() > message.max_fds() {
+            break;
+        }
         match message.answers() {
             Some(seq) => {
                 let sender = waiting.lock().as_mut().and_then(|map| map.remove(&seq));
@@ -158,12 +169,14 @@ async fn read<M: Incoming>(
                 }
             }
             None => {
-                let _place = match message.is_guest_made() {
-                    false => None,
-                    true => match Arc::clone(&places).try_acquire_owned() {
-                        Ok(place) => Some(place),
-                        Err(_) => continue,
-                    },
+                let places = match message.is_guest_made() {
+                    true => &guest_made,
+                    false => &others,
+                };
+                let _place = match Arc::clone(places).try_acquire_owned() {
+                    Ok(place) => place,
+                    Err(_) if message.is_guest_made() => continue,
+                    Err(_) => break,
                 };
                 let fds = packet.fds;
                 let _ = unasked.send(Unasked {

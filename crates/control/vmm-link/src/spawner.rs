@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use forkd_types::{Engine, SandboxId};
-use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, Jail, Limits, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError,
     SpawnReply, SpawnRequest, SpawnStatus, Vm, Walls,
 };
+use forkd_vmm_proto::{MAX_FDS, Shape};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -86,6 +86,16 @@ pub struct Spawner {
 }
 
 impl Incoming for FromSpawn {
+    fn max_fds(&self) -> usize {
+        match self {
+            Self::Response { .. } => MAX_FDS,
+            Self::Exited { .. } => 0,
+        }
+    }
+
+    /// All VMs of a host may end at once.
+    const MAX_WAITING: usize = 1 << 16;
+
     fn answers(&self) -> Option<u64> {
         match self {
             Self::Response { seq, .. } => Some(*seq),

@@ -49,6 +49,15 @@ impl Incoming for FromVmm {
         }
     }
 
+    fn max_fds(&self) -> usize {
+        match self {
+            Self::Event(Event::VsockConnect { .. }) => 1,
+            _ => 0,
+        }
+    }
+
+    const MAX_WAITING: usize = 256;
+
     fn is_guest_made(&self) -> bool {
         matches!(
             self,
@@ -121,5 +130,61 @@ impl VmmEvents {
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forkd_channel::Channel;
+    use forkd_vmm_proto::{StopCause, encode};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn pair() -> (Channel, Vmm, VmmEvents) {
+        let (ours, theirs) = Channel::pair().unwrap();
+        let (vmm, events) = Vmm::new(ours.into(), 1, Capabilities::all()).unwrap();
+        (theirs, vmm, events)
+    }
+
+    fn event(event: Event) -> Vec<u8> {
+        encode(&FromVmm::Event(event)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_vmm_that_sends_descriptors_unasked_is_cut_off() {
+        let (theirs, _vmm, mut events) = pair();
+        let file = tempfile::tempfile().unwrap();
+        let stream = event(Event::VsockConnect { port: 7 });
+        theirs.send(&stream, &[file.as_fd()]).unwrap();
+        assert!(events.next().await.is_some_and(|event| event.fd.is_some()));
+        let stopped = event(Event::Stopped {
+            cause: StopCause::Asked,
+        });
+        theirs.send(&stopped, &[file.as_fd()]).unwrap();
+        assert!(events.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_vmm_that_floods_the_daemon_is_cut_off() {
+        let (theirs, vmm, mut events) = pair();
+        let taken = event(Event::CutTaken {
+            seq: 1,
+            pause_us: 0,
+        });
+        // The last ones stay in the socket: the daemon does not read on.
+        let flood = tokio::task::spawn_blocking(move || {
+            for _ in 0..FromVmm::MAX_WAITING + 20 {
+                theirs.send(&taken, &[]).unwrap();
+            }
+            theirs
+        });
+        let _theirs = flood.await.unwrap();
+        assert!(vmm.call(Command::Status, &[]).await.is_err());
+        let mut seen = 0;
+        while events.next().await.is_some() {
+            seen += 1;
+        }
+        assert_eq!(seen, FromVmm::MAX_WAITING);
     }
 }

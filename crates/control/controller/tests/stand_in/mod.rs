@@ -1,5 +1,6 @@
 //! A `forkd-spawn` that says what a test wants.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use forkd_channel::{Channel, ChannelError};
@@ -14,6 +15,14 @@ pub type Answer = Result<SpawnReply, SpawnError>;
 
 /// Answers one daemon at that address, and greets by itself.
 pub fn stand_in(path: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Send + 'static) {
+    stand_in_with_fds(path, move |command| (answer(command), Vec::new()));
+}
+
+/// The same for answers that descriptors come with.
+pub fn stand_in_with_fds(
+    path: &Path,
+    mut answer: impl FnMut(SpawnCommand) -> (Answer, Vec<OwnedFd>) + Send + 'static,
+) {
     let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
     listen(&listener, 1).unwrap();
@@ -27,16 +36,20 @@ pub fn stand_in(path: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Se
                 Err(error) => panic!("{error}"),
             };
             let SpawnRequest { seq, command } = decode(&packet[..received.len]).unwrap();
-            let result = match command {
-                SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
-                    version: SPAWN_VERSION,
-                    engine: Engine::FORKD,
-                    walls: Walls::empty(),
-                }),
+            let (result, fds) = match command {
+                SpawnCommand::Hello { .. } => (
+                    Ok(SpawnReply::Hello {
+                        version: SPAWN_VERSION,
+                        engine: Engine::FORKD,
+                        walls: Walls::empty(),
+                    }),
+                    Vec::new(),
+                ),
                 command => answer(command),
             };
             let said = encode(&FromSpawn::Response { seq, result }).unwrap();
-            connection.send(&said, &[]).unwrap();
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            connection.send(&said, &fds).unwrap();
         }
     });
 }

@@ -1,6 +1,7 @@
 //! A small synchronous client of the control protocol, for tests and benchmarks.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -9,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use forkd_sys::{Channel, ChannelError};
 use forkd_vmm_proto::{
-    BootSpec, Command, Counters, CutReport, CutSpec, Event, FdIndex, FromVmm, MAX_MESSAGE,
-    PROTOCOL_VERSION, Reply, Request, ResponseTo, RestoreSpec, Shape, VmmError, WireError, decode,
-    encode,
+    BootSpec, Command, Counters, CutReport, CutSpec, Event, FdIndex, FdList, FromVmm, MAX_MESSAGE,
+    PROTOCOL_VERSION, PrepareSpec, Reply, Request, ResponseTo, RestoreSpec, Shape, VmmError,
+    WireError, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Pid;
 use thiserror::Error;
 
 /// Why a VMM did not do what was asked.
@@ -41,24 +43,22 @@ pub enum ClientError {
 
 /// The descriptors of a message, with the numbers under which it names them.
 #[derive(Default)]
-pub struct Attach<'a>(Vec<BorrowedFd<'a>>);
+pub struct Attach<'a>(FdList<BorrowedFd<'a>>);
 
 impl<'a> Attach<'a> {
-    /// Nothing yet.
+    /// No descriptors yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more.
+    /// Adds a descriptor.
     pub fn add(&mut self, fd: &'a impl AsFd) -> FdIndex {
-        self.0.push(fd.as_fd());
-        // A message carries at most 64.
-        FdIndex((self.0.len() - 1) as u8)
+        self.0.push(fd)
     }
 
     /// All of them, to be sent.
     pub fn fds(&self) -> &[BorrowedFd<'a>] {
-        &self.0
+        self.0.as_slice()
     }
 }
 
@@ -124,7 +124,7 @@ impl Client {
             seq: self.seq,
             command,
         };
-        self.channel.send(&encode(&request)?, &attach.0)?;
+        self.channel.send(&encode(&request)?, attach.fds())?;
         Ok(self.seq)
     }
 
@@ -213,7 +213,16 @@ impl Client {
 
     /// Builds the shell.
     pub fn prepare(&mut self, shape: Shape) -> Result<(), ClientError> {
-        self.ask(Command::Prepare(shape), &Attach::new()).map(drop)
+        let kvm = File::open("/dev/kvm").map_err(ClientError::Spawn)?;
+        let pagemap = forkd_sys::open_pagemap(Pid::from_child(&self.child));
+        let pagemap = pagemap.map_err(ClientError::Spawn)?;
+        let mut attach = Attach::new();
+        let spec = PrepareSpec {
+            shape,
+            kvm: attach.add(&kvm),
+            pagemap: Some(attach.add(&pagemap)),
+        };
+        self.ask(Command::Prepare(spec), &attach).map(drop)
     }
 
     /// Boots.

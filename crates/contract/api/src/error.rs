@@ -18,6 +18,16 @@ pub struct ErrorBody {
     pub request_id: Option<String>,
 }
 
+/// An error that a client can be answered with.
+pub trait Refusal {
+    /// What went wrong, for programs.
+    fn code(&self) -> ErrorCode;
+    /// What went wrong, for people, with the causes.
+    fn message(&self) -> String;
+    /// What to do about it.
+    fn hint(&self) -> Option<String>;
+}
+
 /// What went wrong, for programs. A code is never renamed and never changes its meaning.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
@@ -50,6 +60,8 @@ pub enum ErrorCode {
     WorkspaceNotFound,
     /// There is no image of that name.
     ImageNotFound,
+    /// There is no token of that name.
+    TokenNotFound,
     /// There is no checkpoint of that name.
     CheckpointNotFound,
     /// There is no process of that number in the sandbox.
@@ -112,6 +124,7 @@ impl ErrorCode {
         Self::SnapshotNotFound,
         Self::WorkspaceNotFound,
         Self::ImageNotFound,
+        Self::TokenNotFound,
         Self::CheckpointNotFound,
         Self::ProcessNotFound,
         Self::FileNotFound,
@@ -152,6 +165,7 @@ impl ErrorCode {
             Self::SnapshotNotFound => "snapshot_not_found",
             Self::WorkspaceNotFound => "workspace_not_found",
             Self::ImageNotFound => "image_not_found",
+            Self::TokenNotFound => "token_not_found",
             Self::CheckpointNotFound => "checkpoint_not_found",
             Self::ProcessNotFound => "process_not_found",
             Self::FileNotFound => "file_not_found",

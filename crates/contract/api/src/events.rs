@@ -43,4 +43,7 @@ pub struct EventInfo {
     /// More, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// Who owns that sandbox, snapshot or workspace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
 }

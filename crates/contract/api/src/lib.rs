@@ -11,29 +11,33 @@ mod error;
 mod events;
 mod exec;
 mod files;
+mod limits;
 pub mod routes;
 mod sandboxes;
 mod snapshots;
 mod status;
+mod tokens;
 mod workspaces;
 
 pub use branch::{BranchMode, BranchRequest};
 pub use checkpoints::{
     CheckpointInfo, CheckpointRequest, ForkRequest, RollbackInfo, RollbackRequest,
 };
-pub use error::{ErrorBody, ErrorCode};
+pub use error::{ErrorBody, ErrorCode, Refusal};
 pub use events::{EventInfo, EventKind};
 pub use exec::{
     EvalRequest, EvalResponse, ExecFrame, ExecRequest, ExecResponse, PingResponse, ProcessInfo,
     ProcessStarted, SignalRequest, TerminalInput, TerminalStart,
 };
 pub use files::{FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest, WriteResult};
+pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequest};
 pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
 pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,
-    StoreUsage,
+    StoreUsage, UpdateSnapshot,
 };
 pub use status::{Health, ImageInfo, Version};
+pub use tokens::{CreateToken, CreatedToken, Role, TokenInfo, UnknownRole};
 pub use workspaces::{CreateWorkspace, SuspendRequest, WorkspaceInfo, WorkspaceStatus};
 
 /// The value of `api` in [`Version`].

@@ -21,7 +21,7 @@ routes! {
     OPENAPI = "/openapi.json";
     /// `GET`: list, `POST`: make.
     SNAPSHOTS = "/v1/snapshots";
-    /// `DELETE`.
+    /// `PATCH`, `DELETE`.
     SNAPSHOT = "/v1/snapshots/{tag}";
     /// `GET`.
     SNAPSHOT_INFO = "/v1/snapshots/{tag}/info";
@@ -81,6 +81,10 @@ routes! {
     STORE = "/v1/store";
     /// `POST`.
     STORE_FSCK = "/v1/store/fsck";
+    /// `GET`: list, `POST`: make.
+    TOKENS = "/v1/tokens";
+    /// `DELETE`: revoke.
+    TOKEN = "/v1/tokens/{name}";
     /// `GET`: list, `POST`: make.
     WORKSPACES = "/v1/workspaces";
     /// `GET`, `DELETE`.

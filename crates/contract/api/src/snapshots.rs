@@ -66,6 +66,20 @@ pub struct SnapshotInfo {
     /// Bytes on disk, parts shared with others included *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub physical_bytes: Option<u64>,
+    /// Who owns it; left out if nobody does, as for snapshots that were copied into the store *(extension)*.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Whether every owner may see it and start children from it *(extension)*.
+    #[serde(default)]
+    pub public: bool,
+}
+
+/// Body of `PATCH /v1/snapshots/{tag}` *(extension)*. Fields that are left out stay as they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UpdateSnapshot {
+    /// Whether every owner may see the snapshot and start children from it. Only its owner may change and delete it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub public: Option<bool>,
 }
 
 /// Body of `POST /v1/snapshots`: boot a parent, warm it up, freeze it.

@@ -39,6 +39,9 @@ pub struct WorkspaceInfo {
     /// Where the memory of its last state lies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_branch_memory_path: Option<String>,
+    /// Who owns it *(extension)*.
+    #[serde(default)]
+    pub owner: String,
 }
 
 /// Body of `POST /v1/workspaces`.

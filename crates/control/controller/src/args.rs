@@ -7,8 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, ListenAddr, TlsFiles};
-use crate::telemetry::Collector;
+use forkd_edge::activation;
+use forkd_edge::config::{
+    AuditLimits, ConnectionLimits, EdgeConfig, ListenAddr, RequestLimits, TlsFiles,
+};
+use forkd_edge::telemetry::Collector;
+use forkd_sandboxes::config::Config;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
 const MIB: u64 = 1 << 20;
@@ -29,11 +33,27 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Print the OpenAPI document
     Openapi,
-    /// Check that an audit log has no line missing or changed
+    /// Check that no line between the first and the last of an audit log is missing or changed
     VerifyAudit {
-        /// The log
-        file: PathBuf,
+        /// The files of the log, the oldest first
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// A digest from the daemon's own log ("head") that must be in the audit log: it shows that the log was not cut
+        /// off or written anew
+        #[arg(long, value_name = "DIGEST")]
+        anchor: Vec<String>,
     },
+}
+
+/// Everything the daemon was told, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The front door.
+    pub edge: EdgeConfig,
+    /// Sandboxes and snapshots.
+    pub sandboxes: Config,
+    /// How long requests may go on after the daemon was told to stop.
+    pub drain: Duration,
 }
 
 /// Arguments of `forkd-controller serve`.
@@ -67,9 +87,28 @@ pub struct ServeArgs {
     /// The audit log; empty for none [default: audit.log in the data directory]
     #[arg(long, env = "FORKD_AUDIT_LOG", value_name = "FILE")]
     audit_log: Option<PathBuf>,
-    /// Bearer tokens: one a line, or name=token, or name=b3:DIGEST
+    /// MiB at which the audit log is rotated
+    #[arg(
+        long,
+        env = "FORKD_AUDIT_MAX_MIB",
+        default_value_t = 64,
+        value_name = "MIB"
+    )]
+    audit_max_mib: u64,
+    /// Rotated audit logs that are kept
+    #[arg(long, env = "FORKD_AUDIT_KEEP", default_value_t = 4, value_name = "N")]
+    audit_keep: u32,
+    /// Bearer tokens of administrators: one a line, or name=token, or name=b3:DIGEST
     #[arg(long, env = "FORKD_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Host names, besides localhost and loopback addresses, under which clients without a token may address the daemon
+    #[arg(
+        long,
+        env = "FORKD_ALLOW_HOST",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    allow_host: Vec<String>,
     /// TLS certificate chain (PEM)
     #[arg(long, env = "FORKD_TLS_CERT", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
@@ -100,6 +139,9 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     branch_concurrency: usize,
+    /// Parents that may be built at once
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    max_builds: usize,
     /// Sandboxes there may be
     #[arg(
         long,
@@ -108,9 +150,20 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     max_sandboxes: usize,
-    /// Sandboxes one token may have [default: as many as there may be]
+    /// Sandboxes one owner may have [default: as many as there may be]
     #[arg(long, env = "FORKD_MAX_SANDBOXES_PER_TOKEN", value_name = "N")]
     max_sandboxes_per_token: Option<usize>,
+    /// TCP connections per listening address
+    #[arg(
+        long,
+        env = "FORKD_MAX_CONNECTIONS",
+        default_value_t = 4096,
+        value_name = "N"
+    )]
+    max_connections: usize,
+    /// TCP connections per remote address (IPv6: per /64) [default: a quarter of --max-connections]
+    #[arg(long, env = "FORKD_MAX_CONNECTIONS_PER_PEER", value_name = "N")]
+    max_connections_per_peer: Option<usize>,
     /// Requests that may be under way at once
     #[arg(
         long,
@@ -119,7 +172,10 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     max_requests: usize,
-    /// Requests each token may make in a second; 0 for no limit
+    /// Requests of one owner that may be under way at once [default: half of --max-requests]
+    #[arg(long, env = "FORKD_MAX_REQUESTS_PER_OWNER", value_name = "N")]
+    max_requests_per_owner: Option<usize>,
+    /// Requests each owner may make in a second; 0 for no limit
     #[arg(
         long,
         env = "FORKD_REQUESTS_PER_SECOND",
@@ -130,7 +186,7 @@ pub struct ServeArgs {
     /// The longest a sandbox may live, such as 12h [default: for ever]
     #[arg(long, env = "FORKD_MAX_LIFETIME", value_name = "TIME")]
     max_lifetime: Option<humantime::Duration>,
-    /// MiB that each disk of a sandbox may take on the host; 0 for no limit
+    /// MiB that the disks and checkpoints of one sandbox may take on the host; 0 for no limit
     #[arg(
         long,
         env = "FORKD_DISK_LIMIT_MIB",
@@ -197,7 +253,7 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     /// What was typed, checked.
-    pub fn config(&self) -> anyhow::Result<Config> {
+    pub fn settings(&self) -> anyhow::Result<Settings> {
         let listen = self.listen()?;
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(TlsFiles {
@@ -207,33 +263,68 @@ impl ServeArgs {
             (None, None) => None,
             _ => bail!("--tls-cert and --tls-key belong together"),
         };
-        if self.branch_concurrency == 0 || self.max_sandboxes == 0 || self.max_requests == 0 {
-            bail!("--branch-concurrency, --max-sandboxes and --max-requests must be at least 1");
+        if [
+            self.branch_concurrency,
+            self.max_builds,
+            self.max_sandboxes,
+            self.max_requests,
+        ]
+        .contains(&0)
+        {
+            bail!(
+                "--branch-concurrency, --max-builds, --max-sandboxes and --max-requests must be at least 1"
+            );
+        }
+        if self.max_requests_per_owner == Some(0) {
+            bail!("--max-requests-per-owner must be at least 1");
+        }
+        if self.max_connections == 0 || self.max_connections_per_peer == Some(0) {
+            bail!("--max-connections and --max-connections-per-peer must be at least 1");
         }
         check_exposure(&listen, self.token_file.as_deref())?;
         let data_dir = self.data_dir()?;
-        Ok(Config {
+        let edge = EdgeConfig {
             listen,
-            run_dir: self.run_dir()?,
-            state_file: self
-                .state
-                .clone()
-                .unwrap_or_else(|| data_dir.join("state.db")),
             audit_log: match &self.audit_log {
                 Some(path) if path.as_os_str().is_empty() => None,
                 Some(path) => Some(path.clone()),
                 None => Some(data_dir.join("audit.log")),
             },
+            audit_limits: AuditLimits {
+                max_bytes: self.audit_max_mib.max(1).saturating_mul(MIB),
+                keep: self.audit_keep,
+            },
             token_file: self.token_file.clone(),
             tls,
+            connections: ConnectionLimits {
+                tcp: self.max_connections,
+                per_peer: self
+                    .max_connections_per_peer
+                    .unwrap_or(self.max_connections.div_ceil(4)),
+                ..ConnectionLimits::default()
+            },
+            requests: RequestLimits {
+                total: self.max_requests,
+                per_owner: self
+                    .max_requests_per_owner
+                    .unwrap_or(self.max_requests.div_ceil(2)),
+                per_second: self.requests_per_second,
+            },
+            allowed_hosts: self.allow_host.clone(),
+        };
+        let sandboxes = Config {
+            run_dir: self.run_dir()?,
+            state_file: self
+                .state
+                .clone()
+                .unwrap_or_else(|| data_dir.join("state.db")),
             spawn_program: program(self.spawn_program.as_deref(), "forkd-spawn")?,
             image_program: program(self.image_program.as_deref(), "forkd-image")?,
             allowed_paths: self.allow_path.clone(),
             branch_concurrency: self.branch_concurrency,
+            max_builds: self.max_builds,
             max_sandboxes: self.max_sandboxes,
             max_sandboxes_per_token: self.max_sandboxes_per_token.unwrap_or(self.max_sandboxes),
-            max_requests: self.max_requests,
-            requests_per_second: self.requests_per_second,
             max_lifetime: self.max_lifetime.map(Into::into),
             disk_limit_bytes: self.disk_limit_mib.saturating_mul(MIB),
             store_limit_bytes: (self.store_limit_mib > 0)
@@ -241,8 +332,12 @@ impl ServeArgs {
             reserve_mib: self.reserve_mib,
             ready_timeout: Duration::from(self.ready_timeout).max(Duration::from_secs(1)),
             pool: self.pool,
-            drain: self.drain.into(),
             data_dir,
+        };
+        Ok(Settings {
+            edge,
+            sandboxes,
+            drain: self.drain.into(),
         })
     }
 
@@ -269,7 +364,7 @@ impl ServeArgs {
         if let Some(text) = &self.bind {
             all.push(ListenAddr::Tcp(tcp(text)?));
         }
-        if all.is_empty() && crate::activation::count() == 0 {
+        if all.is_empty() && activation::count() == 0 {
             all.push(ListenAddr::Tcp(tcp(DEFAULT_BIND)?));
         }
         Ok(all)
@@ -340,7 +435,7 @@ fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn config(args: &[&str]) -> anyhow::Result<Config> {
+    fn config(args: &[&str]) -> anyhow::Result<EdgeConfig> {
         let all = [
             "forkd-controller",
             "serve",
@@ -351,7 +446,7 @@ mod tests {
         ];
         let cli = Cli::try_parse_from(all.iter().chain(args))?;
         match cli.command {
-            Command::Serve(serve) => serve.config(),
+            Command::Serve(serve) => Ok(serve.settings()?.edge),
             _ => unreachable!(),
         }
     }
@@ -392,6 +487,8 @@ mod tests {
             &["--branch-concurrency", "0"],
             &["--bind", "nowhere"],
             &["--max-sandboxes", "0"],
+            &["--max-connections", "0"],
+            &["--max-connections-per-peer", "0"],
         ] {
             assert!(config(args).is_err(), "{args:?}");
         }

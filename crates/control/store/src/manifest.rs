@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use forkd_types::{Digest, Tag};
+use forkd_types::{Digest, Engine, Tag};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of the manifest.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 /// The longest chain of parents.
 pub const MAX_CHAIN: usize = 64;
 /// The largest manifest that is read.
@@ -60,6 +60,8 @@ pub struct Manifest {
     pub tag: Tag,
     /// When it was made.
     pub created_at_unix: u64,
+    /// The engine that wrote the state and alone can read it.
+    pub engine: Engine,
     /// Guest memory in MiB.
     pub memory_mib: u32,
     /// Number of vCPUs.
@@ -72,9 +74,6 @@ pub struct Manifest {
     pub memory: MemoryManifest,
     /// Disks in slot order.
     pub disks: Vec<DiskManifest>,
-    /// The machine has a network device.
-    #[serde(default)]
-    pub network: bool,
     /// What it was booted from, at the root of its chain.
     pub source: Source,
     /// What it builds on.
@@ -306,6 +305,7 @@ pub(crate) mod tests {
             schema: SCHEMA,
             tag: tag.parse().unwrap(),
             created_at_unix: 1,
+            engine: Engine::FORKD,
             memory_mib: 1,
             vcpus: 1,
             cpu: Cpu::Host,
@@ -320,7 +320,6 @@ pub(crate) mod tests {
                 read_only: false,
                 serial: "root".into(),
             }],
-            network: false,
             source: Source::default(),
             parent: None,
             origin: Origin::Boot { ready_us: 5 },
@@ -347,7 +346,8 @@ pub(crate) mod tests {
             change(&mut bad);
             assert!(Manifest::parse(&tag, &bad.to_bytes()).is_err(), "{bad:?}");
         };
-        refused(&|m| m.schema = 2);
+        refused(&|m| m.schema = SCHEMA - 1);
+        refused(&|m| m.schema = SCHEMA + 1);
         refused(&|m| m.tag = "b".parse().unwrap());
         refused(&|m| m.vcpus = 0);
         refused(&|m| m.memory_mib = 2);

@@ -4,12 +4,13 @@
 //! - [`plan_changed`]: the changed pages, with small gaps filled, since each range costs every child a mapping.
 //! - [`plan_onto`]: the changed pages, or everything once the page map would grow too large.
 
+use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
+use forkd_os::sparse::DataRanges;
 use forkd_sys::PageRange;
 use forkd_vmm_proto::{Change, MAX_EXTENTS, PageMap};
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
 
 use crate::{ImageLayers, PAGE_SIZE};
 
@@ -145,38 +146,22 @@ fn image_data(image: &ImageLayers) -> Vec<PageRange> {
         };
         let start = u64::from(extent.layer_first) * PAGE_SIZE;
         let end = start + u64::from(extent.count) * PAGE_SIZE;
-        for (from, to) in data_in(file, start, end) {
-            let first_in_layer = from / PAGE_SIZE;
+        for data in data_in(file, start, end) {
+            let first_in_layer = data.start / PAGE_SIZE;
             ranges.push(PageRange {
                 first: u64::from(extent.first) + first_in_layer - u64::from(extent.layer_first),
-                count: to.div_ceil(PAGE_SIZE) - first_in_layer,
+                count: data.end.div_ceil(PAGE_SIZE) - first_in_layer,
             });
         }
     }
     ranges
 }
 
-fn data_in(file: impl AsFd, start: u64, end: u64) -> Vec<(u64, u64)> {
-    let mut found = Vec::new();
-    let mut at = start;
-    while at < end {
-        let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
-            Ok(data) => data,
-            Err(Errno::NXIO) => break,
-            // A file that cannot tell, so all is data.
-            Err(_) => {
-                found.push((at, end));
-                break;
-            }
-        };
-        if data >= end {
-            break;
-        }
-        let hole = rustix::fs::seek(&file, SeekFrom::Hole(data)).unwrap_or(end);
-        found.push((data, hole.min(end)));
-        at = hole;
-    }
-    found
+/// The parts of a file that hold data. A file that cannot be asked is all data.
+fn data_in(file: &impl AsFd, start: u64, end: u64) -> Vec<Range<u64>> {
+    DataRanges::new(file, start..end)
+        .collect::<io::Result<_>>()
+        .unwrap_or_else(|_| vec![start..end])
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! map, write tracking, inherited descriptors, tap devices, packets with descriptors. Every `unsafe` block
 //! states why it is sound.
 
-mod channel;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod filter_probe;
 mod fork;
@@ -13,13 +12,14 @@ mod inherit;
 mod pagemap;
 mod signal;
 mod tap;
+pub mod testing;
 mod track;
 
-pub use channel::{Channel, ChannelError, Received};
 pub use fork::{ChildWriter, ForkError};
+pub use forkd_channel::{Channel, ChannelError, Received};
 pub use heap::use_one_heap;
 pub use inherit::inherited_fd;
-pub use pagemap::{PageRange, Pagemap, PagemapError};
+pub use pagemap::{PageRange, Pagemap, PagemapError, open_pagemap};
 pub use signal::{
     FORBIDDEN_CALL_STATUS, KickTarget, ignore_sigpipe, install_forbidden_call_handler,
     install_kick_handler,

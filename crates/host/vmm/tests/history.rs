@@ -7,17 +7,18 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use forkd_vmm::state::MachineState;
 use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
-    BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutReport, CutSpec,
-    MemoryImage, PageIndex, PageMap, Reply, RestoreSpec, RollbackSpec, Shape, VmmErrorCode,
-    VsockSpec,
+    BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutExtent,
+    CutReport, CutSpec, ImageId, MemoryImage, NetSpec, PageIndex, PageMap, Reply, RestoreSpec,
+    RollbackSpec, Shape, VmmErrorCode, VsockSpec,
 };
 
 const PAGES: u32 = 512;
 const SHAPE: Shape = Shape {
+    engine: Engine::FORKD,
     memory: MiB(64),
     vcpus: 1,
     cpu: CpuModel::Host,
@@ -40,7 +41,7 @@ struct Taken {
 fn has_kvm() -> bool {
     let there = Path::new("/dev/kvm").exists();
     if !there {
-        eprintln!("no /dev/kvm on this host: nothing was tested");
+        forkd_sys::testing::leave_out("kvm");
     }
     there
 }
@@ -77,7 +78,8 @@ impl Vm {
             initramfs: None,
             cmdline: String::new(),
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
+            mac: [2, 0, 0, 0, 0, 1],
             vsock: VsockSpec {
                 cid: 3,
                 listener: attach.add(listener),
@@ -107,7 +109,7 @@ impl Vm {
                 index: PageIndex::File(attach.add(&index)),
             },
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
             vsock: VsockSpec {
                 cid: 3,
                 listener: attach.add(listener),
@@ -126,16 +128,20 @@ impl Vm {
     }
 
     /// Cuts onto what `below` is made of; onto the last cut if its number is given.
-    fn cut(&mut self, below: &[File], onto: Option<u64>) -> Taken {
+    fn cut(&mut self, below: &[File], onto: Option<ImageId>) -> Taken {
         let (state, memory, index) = (file(), file(), file());
         let mut attach = Attach::new();
         let changed = !below.is_empty();
         let spec = CutSpec {
             state: attach.add(&state),
             memory: attach.add(&memory),
-            only_changed: changed,
-            onto: onto.unwrap_or(0),
-            index: changed.then(|| attach.add(&index)),
+            extent: match changed {
+                true => CutExtent::Since {
+                    image: onto.unwrap_or(ImageId::START),
+                    index: attach.add(&index),
+                },
+                false => CutExtent::All,
+            },
             new_layers: vec![],
             resume: true,
         };
@@ -293,9 +299,10 @@ fn a_cut_onto_one_that_is_not_the_last_is_refused() {
     let spec = CutSpec {
         state: attach.add(&state),
         memory: attach.add(&memory),
-        only_changed: true,
-        onto: 9,
-        index: Some(attach.add(&index)),
+        extent: CutExtent::Since {
+            image: ImageId(9),
+            index: attach.add(&index),
+        },
         new_layers: vec![],
         resume: true,
     };

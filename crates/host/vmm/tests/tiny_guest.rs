@@ -6,16 +6,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use forkd_types::MiB;
+use forkd_sys::{Channel, ChannelError};
+use forkd_types::{Engine, MiB};
 use forkd_vmm::kvm::VcpuState;
 use forkd_vmm::state::MachineState;
 use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
-    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, Reply,
-    RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
+    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutExtent, CutSpec, FdIndex, ImageId,
+    MAX_MESSAGE, MemoryImage, NetAttachment, NetBackend, NetSpec, PROTOCOL_VERSION, PageIndex,
+    Reply, Request, RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec, encode,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const SHAPE: Shape = Shape {
+    engine: Engine::FORKD,
     memory: MiB(64),
     vcpus: 1,
     cpu: CpuModel::Host,
@@ -59,7 +63,7 @@ impl Surroundings {
 fn has_kvm() -> bool {
     let there = Path::new("/dev/kvm").exists();
     if !there {
-        eprintln!("no /dev/kvm on this host: nothing was tested");
+        forkd_sys::testing::leave_out("kvm");
     }
     there
 }
@@ -79,7 +83,8 @@ fn boot(client: &mut Client, around: &Surroundings, run: bool) {
         initramfs: None,
         cmdline: String::new(),
         disks: vec![],
-        net: None,
+        net: NetSpec::default(),
+        mac: [2, 0, 0, 0, 0, 1],
         vsock: around.vsock(&mut attach),
         console: around.console(&mut attach),
         generation: [1; 16],
@@ -102,9 +107,7 @@ fn cut(client: &mut Client, resume: bool) -> Snapshot {
     let spec = CutSpec {
         state: attach.add(&snapshot.state),
         memory: attach.add(&snapshot.memory),
-        only_changed: false,
-        onto: 0,
-        index: None,
+        extent: CutExtent::All,
         new_layers: vec![],
         resume,
     };
@@ -127,7 +130,7 @@ fn restore(
             index: PageIndex::Identity,
         },
         disks: vec![],
-        net: None,
+        net: NetSpec::default(),
         vsock: around.vsock(&mut attach),
         console: around.console(&mut attach),
         generation: [2; 16],
@@ -444,7 +447,7 @@ fn a_chain_of_changes_restores_at_every_depth() {
                 },
             },
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
             vsock: around.vsock(&mut attach),
             console: around.console(&mut attach),
             generation: [depth; 16],
@@ -461,9 +464,10 @@ fn a_chain_of_changes_restores_at_every_depth() {
         let spec = CutSpec {
             state: attach.add(&next_state),
             memory: attach.add(&memory),
-            only_changed: true,
-            onto: 0,
-            index: Some(attach.add(&map)),
+            extent: CutExtent::Since {
+                image: ImageId::START,
+                index: attach.add(&map),
+            },
             new_layers: vec![],
             resume: false,
         };
@@ -482,6 +486,42 @@ fn a_chain_of_changes_restores_at_every_depth() {
 }
 
 #[test]
+fn the_network_back_end_is_exchanged_while_the_guest_runs() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = start();
+    let detach = Command::SetNet { backend: None };
+    assert_eq!(
+        refused(vm.ask(detach.clone(), &Attach::new()).map(drop)),
+        VmmErrorCode::WrongPhase
+    );
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let mut attach = Attach::new();
+    let backend = Some(NetAttachment {
+        fd: attach.add(&theirs),
+        kind: NetBackend::Socket,
+    });
+    vm.ask(Command::SetNet { backend }, &attach).unwrap();
+    drop(theirs);
+    ours.send(&[0; 72]).expect("the VMM holds the other end");
+    vm.ask(detach, &Attach::new()).unwrap();
+    assert!(ours.send(&[0; 72]).is_err(), "the VMM has closed its end");
+    assert_eq!(phase(&mut vm), VmmPhase::Running);
+    // A descriptor that did not come along.
+    let backend = Some(NetAttachment {
+        fd: FdIndex(3),
+        kind: NetBackend::Socket,
+    });
+    let lacking = vm.ask(Command::SetNet { backend }, &Attach::new());
+    assert_eq!(refused(lacking.map(drop)), VmmErrorCode::BadRequest);
+    assert_eq!(phase(&mut vm), VmmPhase::Running);
+}
+
+#[test]
 fn a_cut_that_fails_leaves_the_guest_running() {
     if !has_kvm() {
         return;
@@ -497,9 +537,7 @@ fn a_cut_that_fails_leaves_the_guest_running() {
         let spec = CutSpec {
             state: attach.add(state),
             memory: attach.add(memory),
-            only_changed: false,
-            onto: 0,
-            index: None,
+            extent: CutExtent::All,
             new_layers: vec![],
             resume: false,
         };
@@ -576,4 +614,34 @@ fn a_vmm_whose_controller_goes_away_ends() {
         .unwrap();
     drop((ours, theirs));
     assert_eq!(child.wait().unwrap().code(), Some(20));
+}
+
+/// Although the test holds the other end of the control socket, as a daemon does.
+#[test]
+fn a_vmm_ends_with_the_process_that_started_it() {
+    let (ours, theirs) = Channel::pair().unwrap();
+    let program = env!("CARGO_BIN_EXE_forkd-vmm");
+    let mut parent = std::process::Command::new("/bin/sh")
+        .args(["-c", "exec 3<&0; \"$0\" --control-fd 3 & wait", program])
+        .stdin(OwnedFd::from(theirs))
+        .spawn()
+        .unwrap();
+    let hello = Request {
+        seq: 1,
+        command: Command::Hello {
+            version: PROTOCOL_VERSION,
+        },
+    };
+    ours.send(&encode(&hello).unwrap(), &[]).unwrap();
+    let mut buffer = vec![0; MAX_MESSAGE];
+    ours.recv(&mut buffer).unwrap();
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let limit = Timespec {
+        tv_sec: 60,
+        tv_nsec: 0,
+    };
+    let ended = poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&limit));
+    assert_eq!(ended, Ok(1), "the VMM lives on");
+    assert!(matches!(ours.recv(&mut buffer), Err(ChannelError::Closed)));
 }

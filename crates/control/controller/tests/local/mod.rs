@@ -1,12 +1,10 @@
 //! The daemon in this process, without VMs.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
-use forkd_store::{Cpu, Manifest, MemoryManifest, Origin, SCHEMA, Source, Versions};
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 
 /// A daemon with everything below one directory.
 pub fn app(root: &Path) -> Arc<App> {
@@ -17,44 +15,4 @@ pub fn app(root: &Path) -> Arc<App> {
         ..Config::below(root)
     };
     App::open(config).unwrap().0
-}
-
-/// Stores a snapshot of a machine without disks, cut from a sandbox.
-pub fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
-    let staging = app.store.stage().unwrap();
-    let ingest = |name: &str, bytes: u64| {
-        std::fs::File::create(staging.file(name))
-            .unwrap()
-            .set_len(bytes)
-            .unwrap();
-        app.store.ingest(&staging.file(name)).unwrap()
-    };
-    let (state, memory) = (ingest("state", 4096), ingest("memory", 1 << 20));
-    let manifest = Manifest {
-        schema: SCHEMA,
-        tag: tag.parse().unwrap(),
-        created_at_unix: 1,
-        memory_mib: 1,
-        vcpus: 1,
-        cpu: Cpu::Host,
-        state: state.blob,
-        memory: MemoryManifest {
-            layers: vec![memory.blob],
-            index: None,
-        },
-        disks: Vec::new(),
-        network: false,
-        source: Source::default(),
-        parent: None,
-        origin: Origin::Branch {
-            sandbox: sandbox.to_owned(),
-            pause_us: 1,
-            total_us: 1,
-            pages: 1,
-        },
-        versions: Versions::default(),
-        labels: BTreeMap::new(),
-    };
-    app.store.publish(manifest.clone()).unwrap();
-    manifest
 }

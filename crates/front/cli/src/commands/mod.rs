@@ -1,4 +1,4 @@
-//! What each subcommand does: a file for each, with a `run`, and what several of them share.
+//! The subcommands: one file each, with a function `run`, plus modules that several of them share.
 
 mod bench;
 mod branch;
@@ -28,8 +28,10 @@ mod snapshot;
 mod snapshot_compact;
 mod snapshot_diff;
 mod snapshot_info;
+mod snapshot_share;
 mod spawn;
 mod store;
+mod token;
 mod top;
 mod r#where;
 mod workspace;
@@ -38,7 +40,7 @@ use crate::args::{Cli, Command};
 use crate::error::{CliResult, Exit};
 use crate::ui::Ui;
 
-/// Runs what was asked for.
+/// Runs the parsed command. Its own failures exit with 125 where the exit code is otherwise that of a program.
 pub fn run(cli: Cli, ui: &Ui) -> CliResult {
     if cli.command.passes_code_on() {
         return dispatch(cli.command, ui).map_err(|error| error.with_exit(Exit::OURS));
@@ -71,8 +73,10 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),
         Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),
         Command::SnapshotCompact(args) => snapshot_compact::run(&args, ui),
+        Command::SnapshotShare(args) => snapshot_share::run(&args, ui),
         Command::Store(args) => store::run(&args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
+        Command::Token(args) => token::run(args, ui),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Doctor(args) => doctor::run(&args, ui),
         Command::Machine(args) => machine::run(args, ui),

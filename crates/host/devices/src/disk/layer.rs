@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use forkd_types::layer::{BLOCK, HEADER_LEN, LayerError, LayerHeader};
+use forkd_formats::layer::{BLOCK, HEADER_LEN, LayerError, LayerHeader};
 use rustix::fs::SeekFrom;
 
 use super::map::{BlockMap, BlockState, PIECE};

@@ -2,7 +2,7 @@
 //!
 //! In memory the map is split into pieces that exist once they are touched, so a large sparse disk costs little.
 
-use forkd_types::layer::{BLOCKS_PER_MAP_BYTE, LayerError, check_map};
+use forkd_formats::layer::{BLOCKS_PER_MAP_BYTE, LayerError, check_map};
 
 /// Bytes of one piece of the map; it covers 64 MiB of disk.
 pub(super) const PIECE: usize = 4096;

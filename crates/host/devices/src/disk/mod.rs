@@ -12,10 +12,10 @@ mod raw;
 use std::fs::File;
 use std::io;
 
-use forkd_types::layer::LayerError;
+use forkd_formats::layer::LayerError;
 use thiserror::Error;
 
-pub use forkd_types::layer::{BLOCK, LayerHeader, MAX_DISK, SECTOR};
+pub use forkd_formats::layer::{BLOCK, LayerHeader, MAX_DISK, SECTOR};
 pub use layer::Layer;
 pub use layered::{DiskStack, LayeredDisk};
 pub use raw::RawDisk;

@@ -75,11 +75,6 @@ impl Hypervisor {
         Self::checked(kvm)
     }
 
-    /// Opens the KVM device.
-    pub fn open() -> Result<Self, KvmError> {
-        Self::checked(Kvm::new().map_err(refused("open the device"))?)
-    }
-
     fn checked(kvm: Kvm) -> Result<Self, KvmError> {
         let found = kvm.get_api_version();
         if found != KVM_API_VERSION as i32 {

@@ -74,7 +74,8 @@ impl Machine {
         self.ram.map_zero()?;
         let devices = DeviceSpec {
             disks: &spec.disks,
-            net: spec.net.as_ref(),
+            net: &spec.net,
+            mac: spec.mac,
             vsock: &spec.vsock,
             console: &spec.console,
         };

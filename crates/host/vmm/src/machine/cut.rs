@@ -22,7 +22,7 @@ use forkd_memory::{
 };
 use forkd_sys::{ForkError, PageRange};
 use forkd_vmm_proto::{
-    CutReport, CutSpec, DeviceSlot, PageMap, PageMapError, PauseParts, VmmPhase,
+    CutExtent, CutReport, CutSpec, DeviceSlot, ImageId, PageMap, PageMapError, PauseParts, VmmPhase,
 };
 use thiserror::Error;
 
@@ -51,12 +51,9 @@ pub enum CutError {
         /// In the machine.
         disks: usize,
     },
-    /// The image below is not that of the last cut.
-    #[error("there is no image {onto} to build on")]
-    NoImage { onto: u64 },
-    /// Only what changed, but nowhere to say what that is.
-    #[error("a cut of only what changed needs a place for its page map")]
-    NoIndex,
+    /// The image to build on is neither the start nor the last cut.
+    #[error("there is no image {} to build on", image.0)]
+    NoImage { image: ImageId },
     /// The machine could not be stopped.
     #[error("cannot stop the machine")]
     Pause(#[from] PauseError),
@@ -141,7 +138,9 @@ impl Machine {
         self.history.follow(&self.ram);
         self.history.look_ahead(&self.ram)?;
         let image_ranges = match self.ram.image() {
-            Some(image) if !spec.only_changed => plan_full(Vec::new(), Some(image)).ranges,
+            Some(image) if spec.extent == CutExtent::All => {
+                plan_full(Vec::new(), Some(image)).ranges
+            }
             _ => Vec::new(),
         };
         let was_running = self.phase == VmmPhase::Running;
@@ -214,16 +213,13 @@ impl Machine {
         if given != disks && (given != 0 || spec.resume) {
             return Err(CutError::Layers { given, disks });
         }
-        if spec.only_changed
-            && spec.index.is_none()
-            && (self.ram.image().is_some() || spec.onto != 0)
-        {
-            return Err(CutError::NoIndex);
-        }
         Ok(Files {
             state: fds.file(spec.state)?,
             memory: fds.file(spec.memory)?,
-            index: spec.index.map(|index| fds.file(index)).transpose()?,
+            index: match spec.extent {
+                CutExtent::All => None,
+                CutExtent::Since { index, .. } => Some(fds.file(index)?),
+            },
             layers: spec
                 .new_layers
                 .iter()
@@ -316,12 +312,11 @@ impl Machine {
         spec: &CutSpec,
         image_ranges: Vec<PageRange>,
     ) -> Result<(WritePlan, Option<PageMap>), CutError> {
-        if spec.only_changed {
-            let onto = spec.onto;
+        if let CutExtent::Since { image, .. } = spec.extent {
             let (pages, map) = self
                 .history
-                .since_image(&self.ram, onto)?
-                .ok_or(CutError::NoImage { onto })?;
+                .since_image(&self.ram, image)?
+                .ok_or(CutError::NoImage { image })?;
             let changed = pages.ranges().to_vec();
             let Some(map) = map else {
                 return Ok((plan_changed(changed), None));

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use forkd_devices::bus::{Bus, BusError};
@@ -20,7 +20,8 @@ use forkd_devices::virtio::{MMIO_WINDOW, MmioTransport, SlotError, VirtioDevice}
 use forkd_devices::{DeviceEvents, EventFd, EventLoop, LoopHandle, MemoryReclaim};
 use forkd_memory::GuestRam;
 use forkd_vmm_proto::{
-    ConsoleSpec, DeviceSlot, DiskSpec, NetSpec, READY_IO_PORT, RateLimit, VsockSpec,
+    ConsoleSpec, DeviceSlot, DiskSpec, NetAttachment, NetBackend, NetSpec, READY_IO_PORT,
+    RateLimit, VsockSpec,
 };
 use thiserror::Error;
 
@@ -78,7 +79,9 @@ pub enum DeviceSetError {
 pub struct DeviceSpec<'a> {
     /// Disks in slot order.
     pub disks: &'a [DiskSpec],
-    pub net: Option<&'a NetSpec>,
+    pub net: &'a NetSpec,
+    /// Hardware address of a network device that is not restored.
+    pub mac: [u8; 6],
     pub vsock: &'a VsockSpec,
     pub console: &'a ConsoleSpec,
 }
@@ -264,11 +267,9 @@ impl DeviceSet {
         let vsock = Vsock::new(spec.vsock.cid, fds.take(spec.vsock.listener)?, events)
             .map_err(backend(DeviceSlot::Vsock))?;
         devices.push((DeviceSlot::Vsock, Box::new(vsock)));
-        if let Some(net) = spec.net {
-            let device = Net::new(fds.take(net.backend)?, net.kind, net.mac, net.rate)
-                .map_err(backend(DeviceSlot::Net))?;
-            devices.push((DeviceSlot::Net, Box::new(device)));
-        }
+        let net = Net::new(spec.mac, net_backend(spec.net.backend, fds)?, spec.net.rate)
+            .map_err(backend(DeviceSlot::Net))?;
+        devices.push((DeviceSlot::Net, Box::new(net)));
         for (number, disk) in (0u8..).zip(spec.disks) {
             let slot = DeviceSlot::Disk(number);
             if !layout::SLOTS.contains(&slot) {
@@ -326,6 +327,21 @@ impl DeviceSet {
         transport
             .with(|balloon: &mut Balloon| balloon.set_target(target_mib))
             .ok_or(DeviceSetError::Absent { slot })
+    }
+
+    /// Exchanges the back end of the network device.
+    pub fn set_net(
+        &self,
+        attachment: Option<NetAttachment>,
+        fds: &mut Fds,
+    ) -> Result<(), DeviceSetError> {
+        let slot = DeviceSlot::Net;
+        let new = net_backend(attachment, fds)?;
+        let (_, transport) = self.slot(slot)?;
+        transport
+            .with(|net: &mut Net| net.set_backend(new))
+            .ok_or(DeviceSetError::Absent { slot })?
+            .map_err(backend(slot))
     }
 
     /// Presses the power button.
@@ -422,6 +438,15 @@ fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     }
 }
 
+fn net_backend(
+    attachment: Option<NetAttachment>,
+    fds: &mut Fds,
+) -> Result<Option<(OwnedFd, NetBackend)>, FdError> {
+    attachment
+        .map(|NetAttachment { fd, kind }| Ok((fds.take(fd)?, kind)))
+        .transpose()
+}
+
 fn build_disk(slot: DeviceSlot, spec: &DiskSpec, fds: &mut Fds) -> Result<Block, DeviceSetError> {
     let base = fds.file(spec.base)?;
     let layers = spec
@@ -449,13 +474,22 @@ mod tests {
     use super::*;
     use crate::kvm::Hypervisor;
 
+    fn vm() -> Vm {
+        let kvm = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .unwrap();
+        Vm::new(&Hypervisor::from_fd(kvm.into()).unwrap()).unwrap()
+    }
+
     #[test]
     fn disks_are_served_by_a_loop_of_their_own() {
         if !std::path::Path::new("/dev/kvm").exists() {
             eprintln!("no /dev/kvm on this host: nothing was tested");
             return;
         }
-        let vm = Vm::new(&Hypervisor::open().unwrap()).unwrap();
+        let vm = vm();
         let (set, loops) = DeviceSet::new(&vm, &Notices::new().unwrap()).unwrap();
         set.resume().unwrap();
         for transport in &set.slots {
@@ -476,7 +510,7 @@ mod tests {
             eprintln!("no /dev/kvm on this host: nothing was tested");
             return;
         }
-        let vm = Vm::new(&Hypervisor::open().unwrap()).unwrap();
+        let vm = vm();
         let (set, loops) = DeviceSet::new(&vm, &Notices::new().unwrap()).unwrap();
         let handles = set.handles.clone();
         let threads =

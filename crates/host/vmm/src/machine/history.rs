@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use forkd_devices::disk::DiskStack;
 use forkd_memory::{GuestRam, MemoryError, PageSet};
 use forkd_sys::{Pagemap, PagemapError, WriteTracker};
-use forkd_vmm_proto::PageMap;
+use forkd_vmm_proto::{ImageId, PageMap};
 
 use crate::state::MachineState;
 
@@ -51,7 +51,7 @@ impl Checkpoint {
 
 /// The last cut, as the base of the next one.
 struct Image {
-    number: u64,
+    id: ImageId,
     map: PageMap,
 }
 
@@ -190,13 +190,13 @@ impl History {
     pub fn since_image(
         &self,
         ram: &GuestRam,
-        onto: u64,
+        onto: ImageId,
     ) -> Result<Option<(PageSet, Option<PageMap>)>, MemoryError> {
         match &self.image {
-            Some(image) if image.number == onto => {
+            Some(image) if image.id == onto => {
                 Ok(Some((self.since_image.clone(), Some(image.map.clone()))))
             }
-            _ if onto == 0 => {
+            _ if onto == ImageId::START => {
                 let map = ram.image().map(|image| image.map().clone());
                 Ok(Some((self.private(ram)?, map)))
             }
@@ -214,12 +214,12 @@ impl History {
         self.since_image.add(pages);
     }
 
-    /// The last cut succeeded, and the next one can build on it. Returns its number.
-    pub fn cut_done(&mut self, map: PageMap) -> u64 {
-        let number = self.next_image;
+    /// Registers the last cut as the image that the next one can build on.
+    pub fn cut_done(&mut self, map: PageMap) -> ImageId {
+        let id = ImageId(self.next_image);
         self.next_image += 1;
-        self.image = Some(Image { number, map });
-        number
+        self.image = Some(Image { id, map });
+        id
     }
 
     /// The checkpoint the machine stands on, if no page has changed since.
@@ -384,6 +384,7 @@ mod tests {
         let serial = event_loop.add(Serial::new).unwrap();
         MachineState {
             shape: Shape {
+                engine: forkd_types::Engine::FORKD,
                 memory: MiB(MIB),
                 vcpus: 1,
                 cpu: CpuModel::Host,
@@ -453,7 +454,7 @@ mod tests {
     #[test]
     fn what_is_written_between_the_instant_and_the_mark_counts() {
         let Ok(tracker) = WriteTracker::open() else {
-            eprintln!("this kernel does not follow writes: nothing was tested");
+            forkd_sys::testing::leave_out("write-tracking");
             return;
         };
         let ram = over_an_image();

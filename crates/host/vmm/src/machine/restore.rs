@@ -181,7 +181,9 @@ impl Machine {
         }
         let devices = DeviceSpec {
             disks: &spec.disks,
-            net: spec.net.as_ref(),
+            net: &spec.net,
+            // The state has the address.
+            mac: [0; 6],
             vsock: &spec.vsock,
             console: &spec.console,
         };

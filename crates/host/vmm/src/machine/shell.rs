@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use forkd_devices::EventLoop;
 use forkd_memory::{GuestRam, MemoryError, RamLayout, WorkingSet};
 use forkd_sys::{Pagemap, PagemapError, WriteTracker};
+use forkd_types::Engine;
 use forkd_vmm_proto::{MAX_VCPUS, Shape, VmmPhase};
 use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
@@ -32,6 +33,9 @@ pub enum PrepareError {
     /// The shape is invalid.
     #[error("a VM cannot have {memory} MiB and {vcpus} vCPUs")]
     Shape { memory: u32, vcpus: u8 },
+    /// The shape is for another engine.
+    #[error("the shape is for the engine {engine}, this VMM is {}", Engine::FORKD)]
+    Engine { engine: Engine },
     #[error("cannot build the virtual machine")]
     Kvm(#[from] KvmError),
     /// No address space.
@@ -103,6 +107,11 @@ impl Machine {
         notices: &Arc<Notices>,
         on_thread_start: &ThreadStart,
     ) -> Result<Self, PrepareError> {
+        if shape.engine != Engine::FORKD {
+            return Err(PrepareError::Engine {
+                engine: shape.engine,
+            });
+        }
         let layout = RamLayout::new(shape.memory.0)
             .filter(|_| (1..=MAX_VCPUS).contains(&shape.vcpus))
             .ok_or(PrepareError::Shape {

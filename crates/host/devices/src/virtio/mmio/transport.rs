@@ -340,13 +340,7 @@ impl MmioTransport {
             self.interrupt.config_change();
         }
         if let Some(swallowed) = inner.log.pass() {
-            let mut reason = error.to_string();
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                reason.push_str(": ");
-                reason.push_str(&error.to_string());
-                cause = error.source();
-            }
+            let reason = forkd_types::chain(error);
             tracing::warn!(slot = ?self.slot, reason, swallowed, "a virtio device stands still");
             self.events.device_failed(self.slot, &reason);
         }

@@ -101,7 +101,7 @@ pub struct Pagemap {
 
 /// Opens the page map of a process for that process to use.
 ///
-/// The file shows physical frame numbers to its readers if the opener has `CAP_SYS_ADMIN`, whoever reads, so the
+/// The file shows physical frame numbers to its readers if the opener has `CAP_SYS_ADMIN`, so the
 /// capability is set aside while the file is opened. Only the calling thread loses it for that moment.
 pub fn open_pagemap(pid: Pid) -> io::Result<OwnedFd> {
     let path = format!("/proc/{}/pagemap", pid.as_raw_nonzero());
@@ -119,7 +119,7 @@ pub fn open_pagemap(pid: Pid) -> io::Result<OwnedFd> {
     Ok(opened?.into())
 }
 
-/// What a question is about.
+/// The kind of pages a query selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     /// Pages that belong to this process alone.

@@ -53,10 +53,7 @@ pub enum CutError {
     },
     /// The image to build on is neither the start nor the last cut.
     #[error("there is no image {} to build on", image.0)]
-    NoImage {
-        /// The image of the request.
-        image: ImageId,
-    },
+    NoImage { image: ImageId },
     /// The machine could not be stopped.
     #[error("cannot stop the machine")]
     Pause(#[from] PauseError),

@@ -79,11 +79,9 @@ pub enum DeviceSetError {
 pub struct DeviceSpec<'a> {
     /// Disks in slot order.
     pub disks: &'a [DiskSpec],
-    /// Network.
     pub net: &'a NetSpec,
     /// Hardware address of a network device that is not restored.
     pub mac: [u8; 6],
-    /// Sockets.
     pub vsock: &'a VsockSpec,
     pub console: &'a ConsoleSpec,
 }

@@ -32,19 +32,10 @@ const MEMORY_STATS_EVERY: Duration = Duration::from_secs(30);
 pub enum PrepareError {
     /// The shape is invalid.
     #[error("a VM cannot have {memory} MiB and {vcpus} vCPUs")]
-    Shape {
-        /// Asked for.
-        memory: u32,
-        /// Asked for.
-        vcpus: u8,
-    },
+    Shape { memory: u32, vcpus: u8 },
     /// The shape is for another engine.
     #[error("the shape is for the engine {engine}, this VMM is {}", Engine::FORKD)]
-    Engine {
-        /// The engine of the shape.
-        engine: Engine,
-    },
-    /// KVM refused.
+    Engine { engine: Engine },
     #[error("cannot build the virtual machine")]
     Kvm(#[from] KvmError),
     /// No address space.

@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line of `forkd-controller`, parsed into a [`Config`].
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,11 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug, Parser)]
 #[command(name = "forkd-controller", version, arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the daemon's program can do.
+/// Subcommands of `forkd-controller`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the REST API
@@ -234,7 +233,7 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// What was typed, checked.
+    /// The checked settings.
     pub fn config(&self) -> anyhow::Result<Config> {
         let listen = self.listen()?;
         let tls = match (&self.tls_cert, &self.tls_key) {
@@ -374,7 +373,7 @@ fn tcp(text: &str) -> anyhow::Result<SocketAddr> {
         .with_context(|| format!("{text:?} is no address: write HOST:PORT or unix:///path"))
 }
 
-/// Refuses to open a door without a lock.
+/// Refuses an address that other machines can reach while there is no token.
 fn check_exposure(listen: &[ListenAddr], token_file: Option<&Path>) -> anyhow::Result<()> {
     for address in listen {
         if let ListenAddr::Tcp(address) = address

@@ -16,15 +16,15 @@ use crate::app::App;
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, chain};
-use crate::listen::{self, Server, Tls};
+use crate::listen::{self, Bound, Server, Tls};
 use crate::sandbox::adopt::adopt;
 use crate::workspaces;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
-/// How often that is looked after.
+/// How often expired idempotency keys are removed.
 const SWEEP: Duration = Duration::from_secs(600);
-/// How often content is removed that sandboxes have let go of.
+/// How often content that no sandbox uses any more is removed.
 const COLLECT: Duration = Duration::from_secs(5);
 
 /// How often counts of refused requests are written to the audit log.
@@ -35,8 +35,8 @@ const SWEEPS_PER_ANCHOR: u32 = 240;
 /// Runs the daemon until it is told to stop.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     crate::metrics::install();
-    raise_file_limit();
-    // Before anything that takes time: a signal that comes early must not end the daemon half-way.
+    let descriptors = raise_file_limit();
+    // Before anything that takes time: an early signal must not end the daemon half-way.
     let signals = Signals::new()?;
     let drain = config.drain;
     let addresses = config.listen.clone();
@@ -44,7 +44,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         Some(files) => Some(Arc::new(RwLock::new(listen::load_tls(files)?))),
         None => None,
     };
-    // The addresses first: a daemon that cannot be reached should not touch the state of another.
+    // The addresses first: a daemon that cannot be reached must not touch the state of another.
     let mut bound = activation::sockets(config.token_file.is_some())?;
     for address in &addresses {
         bound.push(listen::bind(address).await?);
@@ -69,10 +69,14 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     app.db
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
         .await?;
+    let tcp_listeners = bound
+        .iter()
+        .filter(|bound| matches!(bound, Bound::Tcp(_)))
+        .count();
     let server = Server::new(
         crate::http::router(Arc::clone(&app)),
         tls.clone(),
-        app.config.connections,
+        app.config.connections.within(descriptors, tcp_listeners),
         app.stopping.clone(),
     );
     let accepting: Vec<_> = bound
@@ -80,7 +84,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .map(|bound| tokio::spawn(server.clone().accept(bound)))
         .collect();
     tracing::info!(?addresses, version = env!("CARGO_PKG_VERSION"), "listening");
-    // Without systemd there is nobody to notify.
+    // It fails without systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::spawn(crate::metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));
@@ -111,16 +115,18 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every sandbox and every connection is a few descriptors; the usual soft limit of 1,024 is far below what a host can run.
-fn raise_file_limit() {
+/// Raises the soft limit on open files to the hard one and returns the limit. Every sandbox and every connection takes a few
+/// descriptors; the usual 1,024 is far below what a host can run.
+fn raise_file_limit() -> u64 {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "the limit on open files stays as it is");
     }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// What the daemon is told by signals, from when this was made.
+/// The signals of the daemon, caught from when this was made.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -136,7 +142,7 @@ impl Signals {
         })
     }
 
-    /// Waits for one to stop; reads files again on SIGHUP.
+    /// Waits for SIGTERM or SIGINT; reads files again on SIGHUP.
     async fn until_told(mut self, app: &Arc<App>, tls: Option<&Tls>) {
         loop {
             tokio::select! {
@@ -198,7 +204,7 @@ async fn next(app: &App, ticks: &mut Interval) -> bool {
     }
 }
 
-/// What has to be done now and then.
+/// Removes expired idempotency keys until the daemon stops.
 async fn keep_house(app: Arc<App>) {
     let mut ticks = tokio::time::interval(SWEEP);
     while next(&app, &mut ticks).await {
@@ -229,7 +235,7 @@ fn anchor(app: &App) {
     }
 }
 
-/// A sandbox that ends lets go of content that perhaps nobody else needs.
+/// Removes content that ended sandboxes were the last to use.
 async fn collect(app: Arc<App>) {
     let mut ticks = tokio::time::interval(COLLECT);
     while next(&app, &mut ticks).await {

@@ -1,7 +1,7 @@
-//! Traces for an OpenTelemetry collector: a span for each request, and below it those of what it set going.
+//! Traces for an OpenTelemetry collector: a span for each request, and below it spans of the work that it started.
 //!
-//! Spans wait in a bounded queue that a thread of its own sends on; what finds the queue full is dropped, so a
-//! collector that is slow or gone costs the daemon nothing. Without a collector no span is made at all.
+//! Spans wait in a bounded queue, and a thread of its own sends them. A span that finds the queue full is dropped, so a
+//! collector that is slow or gone costs the daemon nothing. Without a collector no span is made.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -36,12 +36,12 @@ const MAX_STATE: usize = 512;
 pub struct Collector {
     /// The URL that takes OTLP over HTTP.
     pub traces: String,
-    /// What the daemon is called there.
+    /// The name of the daemon in traces.
     pub service: String,
 }
 
 impl Collector {
-    /// From the URL that all signals have in common.
+    /// From the base URL of the collector.
     pub fn new(base: &str, service: &str) -> anyhow::Result<Self> {
         let url: Uri = base
             .parse()
@@ -65,7 +65,7 @@ impl Collector {
 pub struct Export(SdkTracerProvider);
 
 impl Export {
-    /// Starts the thread that sends. Nothing is sent yet, and the collector need not be there.
+    /// Starts the thread that sends. The collector need not run yet.
     pub fn start(collector: &Collector) -> anyhow::Result<Self> {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
@@ -89,7 +89,7 @@ impl Export {
         Ok(Self(provider))
     }
 
-    /// What a subscriber needs to hand spans over.
+    /// The layer that gives spans to the exporter.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span> + Send + Sync,
@@ -104,7 +104,7 @@ impl Export {
             .with_filter(Targets::new().with_target(TARGET, LevelFilter::INFO))
     }
 
-    /// Sends what is left, for a bounded time. Must not be called by a thread that serves requests.
+    /// Sends the remaining spans, for a bounded time. Blocks: must not be called by a thread that serves requests.
     pub fn stop(self) {
         if let Err(error) = self.0.shutdown_with_timeout(FLUSH) {
             tracing::warn!(%error, "the last traces were not sent");
@@ -112,7 +112,7 @@ impl Export {
     }
 }
 
-/// A log without what is exported.
+/// A filter for the log that leaves exported spans out.
 pub fn without_traces(filter: EnvFilter) -> EnvFilter {
     match format!("{TARGET}=off").parse() {
         Ok(directive) => filter.add_directive(directive),
@@ -120,7 +120,7 @@ pub fn without_traces(filter: EnvFilter) -> EnvFilter {
     }
 }
 
-/// Says once when spans cannot be sent, and once when they can again.
+/// Logs once when spans cannot be sent, and once when they can again.
 #[derive(Debug)]
 struct Noted {
     exporter: opentelemetry_otlp::SpanExporter,
@@ -155,7 +155,7 @@ impl SpanExporter for Noted {
     }
 }
 
-/// The span of a request, below that of the caller if it names one. It holds the route, never the path or the query.
+/// The span of a request, below the caller's span if a header names one. It holds the route, never the path or the query.
 pub fn request_span(request: &Request, id: &str) -> Span {
     let method = method_label(request.method());
     let route = request
@@ -183,7 +183,7 @@ pub fn request_span(request: &Request, id: &str) -> Span {
     span
 }
 
-/// Goes on without the caller, as part of the same trace.
+/// Runs work in a task of its own, as part of the same trace.
 pub fn spawn<F>(work: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
@@ -191,7 +191,7 @@ where
     tokio::spawn(work.in_current_span())
 }
 
-/// Notes how a request was answered.
+/// Records the status of a response.
 pub fn answered(span: &Span, status: StatusCode) {
     span.record("http.response.status_code", status.as_u16());
     if status.is_server_error() {

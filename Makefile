@@ -9,29 +9,29 @@ unexport SECONDS
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what is missing (Debian 12, Debian 13, Ubuntu 24.04); does nothing when all is there
+setup: ## install missing packages (Debian 12, Debian 13, Ubuntu 24.04)
 	@scripts/setup.sh
 
 build: setup ## build the programs into target/release
 	@scripts/build.sh
 
-quickstart: ## from nothing to forked machines, with the numbers of this host
+quickstart: ## install, build, start a daemon, fork machines, print timings
 	@scripts/quickstart.sh
 
-test: ## set-up, build, unit tests, then the tests with real guests
-	@scripts/test.sh
+test: ## install, build, run the unit tests and the tests with real guests; one of them: make test ONLY=boot::one_vcpu
+	@scripts/test.sh $(if $(ONLY),'$(ONLY)')
 
-soak: ## the same tests with large repetition counts; resumable, with a summary
+soak: ## the tests with real guests with large counts; an interrupted run resumes
 	@scripts/soak.sh
 
 lint: setup ## format, clippy, dependency table, budgets, commands named in the documents
 	@scripts/lint.sh
 
-bench: ## the benchmarks behind the numbers in SPECIFICATION.md
+bench: ## the benchmarks behind the numbers in docs/benchmarks.md
 	@scripts/bench.sh
 
 fuzz: ## run every fuzz target for SECONDS (default 60) each: make fuzz SECONDS=60
 	@scripts/fuzz.sh $(or $(SECONDS),60)
 
-clean: ## remove what was built here; the cache below ~/.cache/forkd stays
+clean: ## remove the build; keep the cache in ~/.cache/forkd
 	@scripts/clean.sh

@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# Sourced by setup.sh: apt, without depending on repositories of the host that have nothing to do with us.
+# Sourced by setup.sh: apt with the distribution's own repositories only.
 #
-# A host may have third-party repositories that are slow, unsigned or gone. So every apt call here sees only the
-# distribution's own entries, copied from what the host has configured into a list of our own.
+# A host may have third-party repositories that are slow, unsigned or gone. Every apt call here therefore uses a
+# private list with the distribution's own entries, copied from the host's configuration.
 
 apt_root=${FORKD_APT_ROOT:-/etc/apt}
 
-# Prints the host's apt entries as lines `URI|suite,suite|component,component|signed-by|architectures`, one for each URI.
-# Reads both forms: deb822 (*.sources) and one line per entry (sources.list, *.list). Disabled entries are left out.
+# Prints the host's apt entries, one line per URI: `URI|suite,suite|component,component|signed-by|architectures`.
+# Reads both formats: deb822 (*.sources) and one line per entry (sources.list, *.list). Skips disabled entries.
 apt_entries() {
     local file
     for file in "$apt_root"/sources.list.d/*.sources; do
@@ -27,7 +27,7 @@ apt_entries() {
                     if (field == "suites") suites = suites " " value
                     if (field == "components") comps = comps " " value
                     if (field == "architectures") arch = arch " " value
-                    # A key may stand here as text of many lines; only a file name can be carried over.
+                    # A key may be inline text of many lines. Only a file name can be copied.
                     if (field == "signed-by" && key == "") key = value
                     if (field == "enabled" && tolower(value) ~ /^(no|false|0|off)$/) enabled = 0
                 }
@@ -61,7 +61,8 @@ apt_entries() {
 
 in_list() { case ",$2," in *,"$1",*) return 0 ;; *) return 1 ;; esac }
 
-# How much an entry looks like the archive of distribution $1, release $2. Other publishers use the same suite names.
+# Scores how well an entry matches the archive of distribution $1, release $2. Other publishers use the same suite
+# names.
 apt_score() {
     local id=$1 codename=$2 uri=$3 suites=$4 comps=$5 key=$6 points=0
     in_list "$codename" "$suites" || { printf 0; return; }
@@ -73,7 +74,7 @@ apt_score() {
     printf '%s' "$points"
 }
 
-# The entry of the distribution's archive, in the form of apt_entries.
+# The entry of the distribution's archive, in the format of apt_entries.
 apt_archive() {
     local id=$1 codename=$2 best=0 found="" uri suites comps key arch points
     while IFS='|' read -r uri suites comps key arch; do
@@ -92,7 +93,7 @@ apt_stanza() {
     printf '\n'
 }
 
-# Writes to directory $3 the entries that belong to the distribution itself: the archive, its updates, its security suite.
+# Writes the distribution's own entries to directory $3: the archive, its updates, its security suite.
 apt_own_sources() {
     local id=$1 codename=$2 dir=$3 archive archive_uri uri suites comps key arch suite
     archive=$(apt_archive "$id" "$codename") || return 1
@@ -107,7 +108,7 @@ apt_own_sources() {
     done < <(apt_entries) >"$dir/forkd.sources"
 }
 
-# Is suite $1 configured on the host, whoever wrote it there?
+# Whether suite $1 is configured on the host, in any file.
 apt_has_suite() {
     local suites
     while IFS='|' read -r _ suites _ _ _; do
@@ -116,7 +117,7 @@ apt_has_suite() {
     return 1
 }
 
-# Adds the backports suite of the host's own mirror, unless it is there already.
+# Adds the backports suite of the host's own mirror, unless it is configured already.
 apt_add_backports() {
     local id=$1 codename=$2 archive uri key arch file
     if apt_has_suite "$codename-backports"; then return 0; fi
@@ -128,7 +129,7 @@ apt_add_backports() {
     mv "$file.new" "$file"
 }
 
-# apt with only the entries in directory $1.
+# Runs apt with only the entries in directory $1.
 apt_with() {
     local dir=$1
     shift

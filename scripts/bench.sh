@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make bench`: every benchmark there is, one after the other; the JSON of each goes to target/bench. Those with real guests
-# run where the guests do: on this host, or in a machine.
+# `make bench`: runs every benchmark in sequence and writes the JSON of each to target/bench. Benchmarks with real
+# guests run on this host, or in a machine.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$root/scripts/daemon.sh"
 
@@ -14,7 +14,7 @@ bench_one() {
     "$bin/forkd" bench "$1" --json >"$target/bench/$1.json.new" </dev/null &&
         mv "$target/bench/$1.json.new" "$target/bench/$1.json"
 }
-# The host is as quiet as it can be for the ones that run without guests: they come before the machine.
+# Benchmarks without guests run before the machine starts, because the host is quieter then.
 step "bench primitives" bench_one primitives
 cat "$target/bench/primitives.json"
 need_daemon

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes what was built in this clone.
+# `make clean`: removes the build of this clone.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 run cargo clean

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Sourced by vm-tests.sh: tests of the daemon from outside, with real guests. They speak HTTP, so they run here, wherever
-# the daemon is. Each prints its cases and ends with a line `N passed, N failed`.
+# Sourced by vm-tests.sh: tests of the daemon over HTTP, with real guests. They run on this host, wherever the daemon
+# runs. Each test prints its cases and ends with a line `N passed, N failed`.
 
 clients=$root/tests/e2e/clients
 
-# A Python with the published clients, made once. The name says what is in it.
+# A Python environment with the published clients, created once. Its name contains the versions.
 clients_python() {
     local wanted=("$@") venv
     venv=$cache/venv/$(printf '%s\n' "$(python3 --version)" "${wanted[@]}" | sha256sum | cut -c1-16)
@@ -18,7 +18,7 @@ clients_python() {
     printf '%s' "$venv/bin/python"
 }
 
-# Kernel, initial RAM disk and image where the daemon looks for them; the files are those of the scenarios.
+# Copies kernel, initramfs and image to the daemon's data directory. The scenarios use the same files.
 provide_daemon() {
     ask_machine sh -c "cd $inside && mkdir -p ../kernels ../images/python-numpy &&
         ln -f vmlinux ../kernels/vmlinux && ln -f initramfs ../kernels/initramfs.cpio &&
@@ -28,10 +28,23 @@ provide_daemon() {
 
 daemon_url() { machine status --json | sed -n 's/^ *"port": \([0-9]*\),$/http:\/\/127.0.0.1:\1/p'; }
 
+# All of them begin with this, unless a run names others.
+daemon_only=daemon
+
+# The names in the order of the runs. `list_daemon_cases [PART…]` prints those that begin with a part.
+list_daemon_cases() {
+    local part
+    if [ $# -eq 0 ]; then set -- ''; fi
+    for part in "$@"; do
+        sed -n 's/^ *daemon_case "\([^"]*\)".*/\1/p' "$root/scripts/daemon-tests.sh" | awk -v part="$part" 'index($0, part) == 1'
+    done | awk '!seen[$0]++'
+}
+
 # `daemon_case NAME COMMAND…`: its last line counts. A soak says what it does meanwhile, and remembers what has passed.
 daemon_case() {
     local name=$1 log=$work/daemon.log begin failed_before=$failed
     shift
+    if [[ $name != "$daemon_only"* ]]; then return; fi
     if [ -n "$soak" ] && grep -qxF "$name" "$daemon_done"; then
         say "    $name: passed before"
         passed=$((passed + 1))
@@ -44,6 +57,7 @@ daemon_case() {
     else
         "$@" >"$log" 2>&1 </dev/null || true
     fi
+    took "$name" $(($(now_ms) - begin))
     if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
@@ -62,7 +76,7 @@ daemon_case() {
     } >&2
 }
 
-# All cases; again in a new machine if this one was lost meanwhile.
+# Runs all cases; runs them again in a new machine if this one was lost.
 daemon_tests() {
     local try passed failed
     for try in 1 2 3; do
@@ -75,7 +89,7 @@ daemon_tests() {
     printf 'ok %d cases of the daemon\nFAILED %d cases of the daemon\n' "$passed" "$failed" | grep -v '^FAILED 0 ' >>"$work/results"
 }
 
-# The units of packaging/systemd, in a host with systemd that is a container of the machine.
+# Tests the units of packaging/systemd, in a container with systemd in the machine.
 systemd_case() {
     local at=$inside/systemd file
     ask_machine sh -c "rm -rf $at && mkdir -p $at/programs $at/units $at/state/kernels $at/state/images/python-numpy &&
@@ -88,13 +102,13 @@ systemd_case() {
     ask_machine rm -rf "$at"
 }
 
-# The counts are larger in a soak.
+# A soak uses larger counts.
 daemon_cases() {
     local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20
     if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100; fi
     daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-agent)
     provide_daemon
-    # The data disk outlives a run, and what an earlier build froze may be nothing that this one runs.
+    # The data disk survives a run, and this build may not be able to run snapshots of an earlier one.
     "$bin/forkd" kill --all </dev/null >/dev/null 2>&1 || true
     "$bin/forkd" rmi --force "$tag" </dev/null >/dev/null 2>&1 || true
     url=$(daemon_url)
@@ -104,14 +118,14 @@ daemon_cases() {
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
-    # Inside: QEMU's user network cuts connections when there are many and the guest is slow.
+    # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"
     daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \
         "$bin/forkd machine exec --no-sync --" "$restart"
     daemon_case "daemon: without power" without_locks bash "$clients/power.sh" "$bin/forkd" "$tag" \
         "$bin/forkd" machine start --port 0 --memory "$(machine_memory)"
-    # What was not on its disk is gone from the machine.
+    # Data that was not on the machine's disk is lost.
     fill_machine
     url=$(daemon_url)
     if [ -n "$soak" ]; then

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced after lib.sh: a daemon with kernel and image, on this host or in a machine.
+# Sourced after lib.sh: provides a daemon with kernel and image, on this host or in a machine.
 
 daemon_answers() { "$bin/forkd" ls </dev/null >/dev/null 2>&1; }
 
-# In a session of its own: it is there to stay.
+# In a session of its own: the daemon outlives this script.
 start_daemon() {
     local log=$cache/controller.log tenths=300
     mkdir -p "$cache"
@@ -17,13 +17,13 @@ start_daemon() {
     say "    a daemon runs as process $pid; its log is $log"
 }
 
-# The daemon in the machine has no network of Debian's to build from: it gets kernel and image from the host's cache.
+# The daemon in the machine cannot reach a Debian mirror. It gets kernel and image from the host's cache.
 provide_image() {
     local kernel image stamp inside=/var/lib/forkd
     kernel=$("$bin/forkd-image" kernel)
     initramfs=$("$bin/forkd-image" initramfs)
     image=$(dirname "$("$bin/forkd-image" build python-numpy)")
-    # Paths in the cache contain what they were made from.
+    # A path in the cache identifies its content.
     stamp=$inside/kernels/$(printf '%s\n' "$kernel" "$initramfs" "$image" | sha256sum | cut -c1-16)
     if in_machine test -e "$stamp"; then return 0; fi
     in_machine mkdir -p "$inside/kernels" "$inside/images/python-numpy"
@@ -37,10 +37,10 @@ provide_image() {
 in_machine() { "$bin/forkd" machine exec --no-sync -- "$@" </dev/null; }
 copy_in() { "$bin/forkd" machine cp "$1" ":$2" </dev/null; }
 
-# Machine and daemon stay.
+# Machine and daemon outlive this script.
 need_daemon() {
     local kvm
-    kvm=$(cargo run -q --release -p xtask -- probe)
+    kvm=$(probe_kvm)
     if [ "$kvm" != native ]; then
         say "    /dev/kvm is $kvm: guests run in a machine"
         step "machine" "$bin/forkd" machine start

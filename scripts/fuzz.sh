@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# fuzz.sh SECONDS [TARGET…]: runs each fuzz target for that long and prints how often it ran.
+# `fuzz.sh SECONDS [TARGET…]`: runs each fuzz target for SECONDS and prints the number of runs.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 seconds=${1:-60}
 shift || true
 [[ $seconds =~ ^[0-9]+$ ]] || die "not a number of seconds: $seconds"
 
-# Sanitizer coverage is an unstable compiler flag; the pinned toolchain has it, behind this switch.
+# Sanitizer coverage is an unstable compiler flag. This variable enables it in the pinned toolchain.
 export RUSTC_BOOTSTRAP=1
 run scripts/setup.sh
 if ! have cargo-fuzz; then
@@ -24,11 +24,11 @@ logs=$(mktemp -d)
 at_end 'rm -rf "$logs"'
 failed=()
 
-# What the fuzzer finds goes to the first folder; the inputs kept in the repository are only read.
+# New inputs go to the first folder. The inputs in the repository are only read.
 fuzz_one() {
     local name=$1 found=$cache/fuzz/$1
     mkdir -p "$found" "fuzz/corpus/$name" "fuzz/artifacts/$name"
-    # The program itself: `cargo fuzz run` would build it again if a file has changed meanwhile.
+    # Starts the program directly: `cargo fuzz run` would rebuild it if a file has changed meanwhile.
     "$programs/$name" "$found" "fuzz/corpus/$name" -artifact_prefix="fuzz/artifacts/$name/" \
         -max_total_time="$seconds" -print_final_stats=1 >"$logs/$name" 2>&1
 }

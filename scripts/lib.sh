@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: where things are, how steps are shown, how everything ends on Ctrl-C.
+# Sourced by the other scripts: paths, steps, and clean-up on Ctrl-C.
 
 set -euo pipefail
 
@@ -8,9 +8,15 @@ cd "$root"
 
 target=${CARGO_TARGET_DIR:-$root/target}
 bin=$target/release
+# The guest agent, linked statically. In $bin there is a copy of it, or after unit tests were built a dynamic one.
+agent_target=x86_64-unknown-linux-gnu
+static_agent=$target/$agent_target/agent/forkd-agent
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
-# Where the QEMU of this system is too old, set-up puts one here.
+# Set-up puts a QEMU here if the system's is too old.
 if [ -x "$cache/qemu/bin/qemu-system-x86_64" ]; then PATH=$cache/qemu/bin:$PATH; fi
+
+# The unit tests, as cargo is told: without examples, and without documentation tests, which nextest does not run either.
+unit_test_targets=(--lib --bins --tests)
 
 say() { printf '%s\n' "$*" >&2; }
 die() {
@@ -22,6 +28,13 @@ die() {
 }
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# What this host's KVM can do, as one word: native, interpreting, forbidden, absent or broken.
+probe_kvm() {
+    # No daemon is asked. doctor exits with 1 if any check fails.
+    { "$bin/forkd" doctor --json --daemon-url http://127.0.0.1:1 </dev/null 2>/dev/null || true; } |
+        sed -n '/"name": "kvm"/,/"detail"/s/^ *"detail": "\([a-z]*\).*/\1/p' | grep . || die "forkd doctor says nothing about KVM"
+}
+
 # Milliseconds since the epoch. Not bash's SECONDS: that one can be set from outside.
 now_ms() { printf '%s' "$((${EPOCHREALTIME/[.,]/} / 1000))"; }
 elapsed() {
@@ -31,10 +44,10 @@ elapsed() {
 
 # ---- running things so that nothing outlives us
 #
-# Each command runs as the leader of a process group of its own. Ctrl-C (or TERM, or HUP) reaches this shell, which
-# ends the whole group, runs what was registered with `at_end`, and then dies of the same signal.
+# Each command runs as the leader of its own process group. Ctrl-C (or TERM, or HUP) reaches this shell. The shell
+# ends the whole group, runs the commands that were registered with `at_end`, and dies of the same signal.
 
-# Scripts call scripts: an outer one waits longer than those it started, so that they can clean up after themselves.
+# Scripts call scripts: an outer script waits longer than an inner one, so that the inner one can clean up.
 
 depth=${FORKD_SCRIPT_DEPTH:-0}
 export FORKD_SCRIPT_DEPTH=$((depth + 1))
@@ -43,9 +56,9 @@ group=
 end_actions=()
 at_end() { end_actions+=("$1"); }
 
-# A foreground command: streams go through, the exit status comes back.
+# Runs a foreground command: streams pass through, and the exit status is returned.
 run() {
-    # Inside of a command that runs this way already, its group is ended as a whole.
+    # A command inside a command that runs this way: its group is ended as a whole.
     if [ "$BASHPID" != $$ ]; then
         "$@" </dev/null
         return
@@ -98,6 +111,16 @@ trap 'end_group; run_end_actions' EXIT
 
 # ---- steps
 
+# `took NAME MILLISECONDS`: notes a part of a run in the file that FORKD_PARTS names, for `slowest`.
+took() { if [ -n "${FORKD_PARTS:-}" ]; then printf '%d\t%s\n' "$2" "$1" >>"$FORKD_PARTS"; fi; }
+
+# `slowest COUNT`: prints the parts that took longest.
+slowest() {
+    [ -s "${FORKD_PARTS:-}" ] || return 0
+    say "slowest parts:"
+    sort -rn "$FORKD_PARTS" | head -n "$1" | awk -F '\t' '{ printf "    %8.1f s  %s\n", $1 / 1000, $2 }' >&2
+}
+
 # `step NAME COMMAND…`: announces, runs, and says how long it took.
 step() {
     local name=$1 begin status=0
@@ -105,6 +128,7 @@ step() {
     begin=$(now_ms)
     say "==> $name"
     run "$@" || status=$?
+    took "$name" $(($(now_ms) - begin))
     if [ "$status" -eq 0 ]; then
         say "    $name: $(elapsed "$begin")"
     else

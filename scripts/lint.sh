@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Every check that needs no guest. Runs all of them and reports all failures.
+# `make lint`: runs every check that needs no guest, and reports all failures.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# The profile of the build, so that what both need is built once.
-run cargo run -q --release -p xtask -- lint "$@"
+# The selection and the profile of build.sh, so that dependencies are compiled once.
+run cargo build -q --locked --release --workspace --bin xtask
+run "$bin/xtask" lint "$@"

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Sourced by vm-tests.sh: the machines of a test run. FORKD_MACHINE says which of them a command is for.
+# Sourced by vm-tests.sh: the machines of a test run. FORKD_MACHINE selects the machine of a command.
 
 inside=/var/lib/forkd/e2e
-# The test program looks for the others beside itself, and that is where a machine has them.
+# The test program expects the other programs beside itself, which is where the machine has them.
 test_program=/usr/local/bin/forkd-e2e
 machines=()
 
-# Each run has machines of its own, so that runs in two clones do not meet. A slot and its data disk are used again. There
-# are as many slots as processors: an emulated machine takes a whole one. The locks (descriptors 7 and 8) belong to this
-# shell: a machine that outlives it must not hold them.
+# Each run has its own machines, so that runs in two clones do not collide. A slot and its data disk are reused. There
+# are as many slots as CPUs, because an emulated machine needs a whole one. The locks (descriptors 7 and 8) belong to
+# this shell; a machine that outlives the shell must not hold them.
 take_machines() {
     local wanted=$1 waited=0
     mkdir -p "$cache/test-slots"
@@ -19,7 +19,7 @@ take_machines() {
     done
 }
 
-# Takes slots that are free, up to the number; false if there is none.
+# Takes free slots, up to the given number. Fails if there is none.
 take_slots() {
     local wanted=$1 slot
     for ((slot = 0; slot < $(nproc); slot++)); do
@@ -61,7 +61,7 @@ fill_machine() {
 
 push_assets() {
     local stamp file
-    # Paths in the cache contain what they were made from.
+    # A path in the cache identifies its content.
     stamp=$(readlink "$assets"/* | sha256sum | cut -c1-16)
     if ask_machine test -e "$inside/$stamp"; then return 0; fi
     say "    copying kernel and image into machine $FORKD_MACHINE"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs what is missing, and nothing else. Says nothing when all is there.
+# `make setup`: installs missing packages. Prints nothing if nothing is missing.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$root/scripts/apt.sh"
 
-# What is needed: a check, then the Debian and Ubuntu package that brings it. Whoever needs a new program adds a line.
+# Requirements: a check, then the Debian and Ubuntu package that satisfies it.
 #   cmd:NAME       a program in PATH
-#   file:PATH      a file (a pattern may be given)
+#   file:PATH      a file; a pattern is allowed
 needs=(
     "cmd:gcc                                              gcc"
     "file:/usr/lib/*/libc.a                               libc6-dev"
@@ -23,7 +23,7 @@ needs=(
     "file:/usr/lib/python3*/ensurepip/__init__.py         python3-venv"
 )
 
-# Older ones corrupt SMP guests in which nested virtualisation is used.
+# Older versions corrupt SMP guests that use nested virtualisation.
 qemu_minimum=10
 
 os_release=${FORKD_OS_RELEASE:-/etc/os-release}
@@ -57,7 +57,7 @@ qemu_major() {
     [[ $line =~ version\ ([0-9]+)\. ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# The QEMU for `forkd machine`: the system's, or the one unpacked into the cache where the distribution's is too old.
+# The QEMU for `forkd machine`: the system's, or the one in the cache if the system's is too old.
 qemu_ready() {
     [ -x "$cache/qemu/bin/qemu-system-x86_64" ] && return 0
     have qemu-system-x86_64 || return 1
@@ -66,7 +66,7 @@ qemu_ready() {
 
 wanted_rust() { sed -n 's/^channel *= *"\(.*\)"/\1/p' rust-toolchain.toml; }
 
-# rustup obeys rust-toolchain.toml; a compiler from elsewhere must be at least as new.
+# rustup follows rust-toolchain.toml. Another compiler must be at least as new.
 rust_ready() {
     have cargo && have rustc || return 1
     local version
@@ -76,14 +76,14 @@ rust_ready() {
     [ "$(printf '%s\n%s\n' "$(wanted_rust)" "${version%%-*}" | sort -V | head -n 1)" = "$(wanted_rust)" ]
 }
 
-# Fills `missing` (what people call it) and `packages` (what apt calls it).
+# Fills `missing` (names for users) and `packages` (names for apt).
 look() {
     missing=() packages=() qemu_missing= rust_missing=
     local row check package python
     python=$(command -v python3 || true)
     for row in "${needs[@]}"; do
         read -r check package <<<"$row"
-        # A Python that is not the distribution's brings its own venv.
+        # A Python that is not the distribution's has its own venv.
         if [ "$package" = python3-venv ] && [[ $python == ?* && $python != /usr/bin/python3 ]]; then continue; fi
         if ! satisfied "$check"; then
             case $check in cmd:*) missing+=("${check#cmd:}") ;; *) missing+=("$package") ;; esac
@@ -136,7 +136,7 @@ install_rust() {
         die "this project needs Rust $(wanted_rust) or newer; found $(rustc --version 2>/dev/null || printf 'no rustc')" \
             "remove the old one, or install rustup and run make setup again"
     fi
-    # Debian's security suite carries the compiler that the browsers are built with, under a name of its own.
+    # Debian's security suite has the compiler that the browsers are built with, under another package name.
     local pair version
     for pair in "rustc-web cargo-web" "rustc cargo"; do
         version=$(candidate "${pair%% *}" || true)
@@ -180,7 +180,7 @@ main() {
     if [ "$(id -u)" -ne 0 ]; then
         die "missing: $(missing_text)" "run 'sudo make setup' once: installing packages needs root"
     fi
-    # Two runs may come here at the same moment; the second one finds everything done.
+    # Two runs may arrive here at the same time. The second one finds nothing to do.
     local lock=${FORKD_SETUP_LOCK:-/run/lock/forkd-setup.lock}
     exec 9>"$lock"
     if ! flock -n 9; then
@@ -193,5 +193,5 @@ main() {
     look || die "still missing after installation: $(missing_text)"
 }
 
-# Sourced with FORKD_SETUP_LIB=1 by the tests of these functions.
+# The tests of these functions source this file with FORKD_SETUP_LIB=1.
 if [ -z "${FORKD_SETUP_LIB:-}" ]; then main "$@"; fi

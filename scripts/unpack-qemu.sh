@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts Debian 13's QEMU below the cache, for systems whose own is too old for software emulation of a KVM host.
-# Nothing is installed: the packages are unpacked, and a wrapper starts the program with its own libraries and firmware.
+# Unpacks Debian 13's QEMU into the cache, for systems whose own QEMU is too old. Nothing is installed: a wrapper
+# starts the program with its own libraries and firmware.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 mkdir -p "$cache"
@@ -11,7 +11,7 @@ flock 8
 staging=$(mktemp -d "$cache/qemu.new.XXXXXX")
 at_end 'rm -rf "$staging"'
 say "    unpacking QEMU from Debian 13 into $cache/qemu (about 170 MB)"
-# Without a mirror named, mmdebstrap takes the one it was packaged with, and checks it with Debian's keys.
+# Without a given mirror, mmdebstrap uses its default mirror and checks it with Debian's keys.
 run mmdebstrap --quiet --variant=extract --aptopt='APT::Install-Recommends "false"' \
     --include=qemu-system-x86,seabios,ipxe-qemu trixie "$staging/root"
 
@@ -20,7 +20,7 @@ cat >"$staging/bin/qemu-system-x86_64" <<'WRAPPER'
 #!/bin/sh
 top=$(dirname "$(dirname "$(readlink -f "$0")")")/root/usr
 lib=$top/lib/x86_64-linux-gnu
-# Modules of the system's own QEMU would be of another build.
+# Modules of the system's QEMU belong to another build.
 export QEMU_MODULE_DIR="$lib/qemu"
 exec "$lib/ld-linux-x86-64.so.2" --library-path "$lib" "$top/bin/qemu-system-x86_64" \
     -L "$top/share/qemu" -L "$top/share/seabios" "$@"

@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
 # The one place that runs the scenarios with real guests (tests/e2e) and the tests of the daemon from outside
 # (daemon-tests.sh): directly where the host's KVM is native, otherwise in machines, which end with the run. An emulated
-# machine has one processor, so there are two of them. Arguments choose scenarios by parts of their names; `daemon` alone
-# leaves the scenarios out, `--list` only lists them. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
+# machine has one processor, so there are two of them. Arguments choose scenarios by parts of their names. A first argument
+# that begins with `daemon` leaves the scenarios out and chooses tests of the daemon: `daemon` all of them, `daemon: many`
+# those whose names begin so. `--list` lists names and runs nothing. Progress goes to stderr; stdout ends with a line `N passed, N failed`.
 #
-# With --soak first: large repetition counts; what has passed with these programs is remembered.
+#     vm-tests.sh [--soak] [--list] [daemon | NAME-PART…]
+#
+# NAME-PART selects scenarios by parts of their names. `daemon` runs only the tests of the daemon. `--list` only lists
+# the scenarios. `--soak` uses large counts and skips scenarios that have passed with the same programs. Progress goes
+# to stderr; stdout ends with a line `N passed, N failed`.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$root/scripts/machines.sh"
 source "$root/scripts/daemon-tests.sh"
@@ -19,7 +24,7 @@ work=$(mktemp -d)
 at_end 'rm -rf "$work"'
 touch "$work/todo" "$work/results"
 
-# Fills a folder with links to what the cache has, and names it in `assets`.
+# Fills a folder with links to the files in the cache, and names it in `assets`.
 make_assets() {
     assets=$work/assets
     mkdir "$assets"
@@ -30,9 +35,9 @@ make_assets() {
     ln -s "$("$bin/forkd-image" build python-numpy)" "$assets/python-numpy.ext4"
 }
 
-# ---- what is to be done
+# ---- the list of work
 
-# Soaks are long, so what has passed is remembered for the programs that it passed with: `passed_before PROGRAM…`.
+# Prints the file that records passed names for these programs: `passed_before PROGRAM…`. Only soaks use it.
 passed_before() {
     local key
     [ -n "$soak" ] || { printf '%s' /dev/null; return; }
@@ -42,7 +47,7 @@ passed_before() {
     printf '%s' "$cache/soak/$key"
 }
 
-# Each argument is a part of names; none means all.
+# Each argument is a part of a name; no argument selects all.
 list_scenarios() {
     local part
     if [ $# -eq 0 ]; then set -- ''; fi
@@ -53,8 +58,11 @@ fill_todo() {
     local name
     done_list=$(passed_before forkd-vmm forkd-spawn forkd-agent forkd-e2e)
     # The longest first: the tests of the daemon are many and share a machine.
-    if [ $# -eq 0 ] || [ "$1" = daemon ]; then printf 'daemon\n' >>"$work/todo"; fi
-    if [ "${1:-}" = daemon ]; then return; fi
+    if [ $# -eq 0 ] || [[ $1 == daemon* ]]; then printf 'daemon\n' >>"$work/todo"; fi
+    if [[ ${1:-} == daemon* ]]; then
+        daemon_only=$1
+        return
+    fi
     while read -r name; do
         if grep -qxF "$name" "$done_list"; then
             say "    $name: passed before"
@@ -65,7 +73,7 @@ fill_todo() {
     done < <(list_scenarios "$@")
 }
 
-# Prints the next name and takes it off the list.
+# Prints the next name and removes it from the list.
 next() {
     (
         flock 9
@@ -74,13 +82,14 @@ next() {
     ) 9>"$work/lock"
 }
 
-# ---- doing it
+# ---- execution
 
 on_host() { FORKD_ASSETS=$assets FORKD_SOAK=$soak "$bin/forkd-e2e" --exact "$1" --nocapture; }
 
-# What a scenario measured is worth a line; what the parts of forkd logged meanwhile is not, unless it failed.
+# Prints the measurements of a scenario. Logs of forkd's programs are shown only if the scenario failed.
 show() {
     local verdict=$1 name=$2 log=$3 begin=$4
+    took "scenario $name" $(($(now_ms) - begin))
     {
         printf 'test %-46s ... %s (%s)\n' "$name" "$verdict" "$(elapsed "$begin")"
         if [ "$verdict" = ok ]; then
@@ -92,14 +101,13 @@ show() {
     } >&2
 }
 
-# A soak says how far it is; an everyday run is short enough to say all at its end.
+# A soak prints its progress; an everyday run prints everything at its end.
 follow() {
     if [ -n "$soak" ]; then sed -u -n -E "s/^(test [^ ]+ +\.\.\. )?([0-9]+ [a-z]+ after .*)/    $1: \2/p" >&2; else cat >/dev/null; fi
 }
 
-# `scenario NAME [second]`. An emulated machine may die; no scenario is blamed for that and none is let off for it: it runs
-# again in a new one. A scenario that fails on an emulated processor gets a second try, in the open; on real hardware a
-# failure is a failure.
+# `scenario NAME [second]`. If an emulated machine dies, the scenario runs again in a new machine. A scenario that
+# fails on an emulated CPU gets a second, visible try. On real hardware a failure is a failure.
 scenario() {
     local name=$1 second=${2:-} log=$work/$1.log begin status=0 try
     begin=$(now_ms)
@@ -134,7 +142,7 @@ worker() {
         if [ "$name" != daemon ]; then
             scenario "$name"
         else
-            # The daemon that is tested is the one of a machine, wherever guests run.
+            # The tested daemon always runs in a machine.
             if [ "$place" = on_host ]; then fill_machine; fi
             daemon_tests
         fi
@@ -154,13 +162,14 @@ workers() {
 if [ "${1:-}" = --list ]; then
     shift
     list_scenarios "$@"
+    list_daemon_cases "$@"
     exit
 fi
 
 make_assets
 fill_todo "$@"
 total=$(wc -l <"$work/todo")
-kvm=$(cargo run -q --release -p xtask -- probe)
+kvm=$(probe_kvm)
 if [ "$kvm" = native ]; then
     say "    guests run directly on /dev/kvm"
     place=on_host
@@ -174,10 +183,10 @@ fi
 status=0
 run workers || status=$?
 
-# A line of `results` is a scenario, or a number of cases: `ok NAME`, `FAILED NAME`, `ok N cases`, `FAILED N cases`.
+# A line of `results` is a scenario or a number of cases: `ok NAME`, `FAILED NAME`, `ok N cases`, `FAILED N cases`.
 count() { awk -v verdict="$1" '$1 == verdict { n += $3 == "cases" ? $2 : 1 } END { print n + 0 }' "$work/results"; }
 sed -n 's/^FAILED /    failed: /p' "$work/results" >&2
-# What nobody came to has not passed.
+# Work that no worker has taken counts as failed.
 left=$(wc -l <"$work/todo")
 if [ "$left" -gt 0 ]; then say "    $left not run: $(tr '\n' ' ' <"$work/todo")"; fi
 passed=$(count ok) failed=$(($(count FAILED) + left))

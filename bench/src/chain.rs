@@ -1,4 +1,7 @@
-//! `chain`: children of children of children, and what their depth costs.
+//! `chain`: the cost of a deep chain of snapshots, at spawn and on disk.
+//!
+//! Builds a chain in which each link is a branch of a child of the link before. Then starts children at
+//! several depths in turn.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,7 +17,7 @@ use crate::report::Host;
 use crate::source::Source;
 use crate::stats::Spread;
 
-/// What each link of the chain writes to a file, beside memory.
+/// Size of the file that each link writes, beside memory.
 const FILE_KIB: u32 = 256;
 
 const CLOCK: &str = "through the daemon's REST API; ready: from the request for one child until its agent has answered \
@@ -22,7 +25,6 @@ const CLOCK: &str = "through the daemon's REST API; ready: from the request for 
                      before, everything of it counted, so nothing else may use the daemon meanwhile; changes: pages of \
                      memory that were written, and the files";
 
-/// Arguments of `chain`.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("rounds", |arg| arg.help("Children at each depth").default_value("20").value_parser(clap::value_parser!(u8).range(1..=200))))]
 pub struct Args {
@@ -30,11 +32,11 @@ pub struct Args {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: MiB,
 
-    /// Depths that children are started at; the chain is as long as the largest.
+    /// Depths at which children are started; the largest is the length of the chain.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 3, 10], value_name = "N,…")]
     depth: Vec<usize>,
 
-    /// How much memory each link changes.
+    /// Memory that each link changes.
     #[arg(long, default_value = "1M", value_name = "SIZE")]
     dirty: MiB,
 
@@ -54,21 +56,21 @@ struct Report {
 struct Depth {
     depth: usize,
     ready_ms: Spread,
-    /// The median over that of the smallest depth.
+    /// Median, divided by the median of the smallest depth.
     ratio: f64,
 }
 
-/// What a chain takes.
+/// Disk usage of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Disk {
     links: usize,
-    /// The base, its image left out.
+    /// The base without its image.
     base_bytes: u64,
-    /// What changed in all links together.
+    /// Changes of all links together.
     changed_bytes: u64,
-    /// What the links take.
+    /// Disk usage of the links.
     chain_bytes: u64,
-    /// Base and chain over base and changes.
+    /// Base and chain, divided by base and changes.
     ratio: f64,
 }
 
@@ -85,7 +87,7 @@ impl Disk {
     }
 }
 
-/// Where and how it was measured.
+/// Host, repetitions and definitions of a run.
 #[derive(Debug, Serialize)]
 struct Conditions {
     #[serde(flatten)]
@@ -96,7 +98,7 @@ struct Conditions {
     clock: &'static str,
 }
 
-/// Runs `chain`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let (chain, disk) = daemon::run(&args.measure.daemon, "chain", async |daemon| {
@@ -117,7 +119,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.measure.output.print(&report)
 }
 
-/// Makes the chain: each link is cut from a child of the one before.
+/// Builds the chain: each link is branched from a child of the one before.
 async fn build(daemon: &Daemon, args: &Args) -> anyhow::Result<(Vec<String>, Disk)> {
     let empty = daemon.client.store().await?.physical_bytes;
     let parent = daemon.parent(args.memory).await?;
@@ -150,7 +152,7 @@ async fn build(daemon: &Daemon, args: &Args) -> anyhow::Result<(Vec<String>, Dis
     Ok((tags, disk))
 }
 
-/// Cuts what changed; gives the bytes of memory written.
+/// Branches the changes. Returns the bytes of memory written.
 async fn branch(daemon: &Daemon, source: &Source<'_>, tag: &str) -> anyhow::Result<u64> {
     let request = BranchRequest {
         tag: Some(tag.to_owned()),

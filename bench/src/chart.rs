@@ -1,4 +1,6 @@
-//! Bar charts as SVG, for documents.
+//! Bar charts as SVG files, for documents.
+//!
+//! A [`Chart`] has groups of bars; each group has one bar per series.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,26 +13,24 @@ const GAP: f64 = 18.0;
 const LABELS: f64 = 150.0;
 const VALUES: f64 = 110.0;
 const TOP: f64 = 56.0;
-/// One colour for each series; they differ in brightness, too.
+/// One colour per series. They also differ in brightness.
 const COLOURS: [&str; 3] = ["#2563eb", "#94a3b8", "#0f766e"];
 
-/// Groups of bars, one bar for each series.
+/// Groups of bars, one bar per series.
 #[derive(Debug)]
 pub struct Chart {
-    /// What is shown.
     pub title: String,
-    /// What the numbers are.
     pub unit: &'static str,
-    /// Names of the bars of a group.
+    /// Names of the bars in a group.
     pub series: Vec<&'static str>,
     /// Name and values of each group.
     pub groups: Vec<(String, Vec<f64>)>,
-    /// Where it was measured.
+    /// A line about host and conditions.
     pub footer: String,
 }
 
 impl Chart {
-    /// Writes it to a file.
+    /// Writes the chart to a file.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         std::fs::write(path, self.svg()).with_context(|| format!("cannot write {}", path.display()))
     }

@@ -1,4 +1,7 @@
-//! The daemon of this host, and what a benchmark leaves there until it ends.
+//! The connection of a benchmark to a daemon.
+//!
+//! All tags of a run share a prefix. [`run`] removes every sandbox and snapshot of the run at the end, also
+//! after an error.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -12,10 +15,10 @@ use futures::StreamExt;
 
 use crate::output::OutputArgs;
 
-/// Requests to end a sandbox that are under way at once.
+/// Sandboxes that are deleted at the same time.
 const ENDINGS: usize = 32;
 
-/// Which daemon, and which image.
+/// Arguments that select the daemon and the image.
 #[derive(Debug, clap::Args)]
 pub struct DaemonArgs {
     /// The image that parents boot from.
@@ -31,7 +34,7 @@ pub struct DaemonArgs {
     )]
     daemon_url: String,
 
-    /// Bearer token for it.
+    /// Token for the daemon.
     #[arg(
         long,
         env = "FORKD_TOKEN",
@@ -45,26 +48,23 @@ pub struct DaemonArgs {
     daemon_cacert: Option<PathBuf>,
 }
 
-/// What measurements that are repeated take.
+/// Arguments of benchmarks that repeat their measurements.
 #[derive(Debug, clap::Args)]
 pub struct MeasureArgs {
     /// How often each is repeated
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub rounds: u8,
 
-    /// Where.
     #[command(flatten)]
     pub daemon: DaemonArgs,
 
-    /// How to print what was found.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// A connection, and a prefix that all tags of this run have.
+/// A connection, and the prefix of all tags of this run.
 #[derive(Debug)]
 pub struct Daemon {
-    /// The connection.
     pub client: Client,
     image: String,
     prefix: String,
@@ -72,7 +72,7 @@ pub struct Daemon {
 
 impl Daemon {
     fn connect(args: &DaemonArgs, what: &str) -> anyhow::Result<Self> {
-        // A variable that is empty counts as not set.
+        // An empty variable counts as unset.
         let url = match args.daemon_url.as_str() {
             "" => forkd_api::DEFAULT_URL,
             url => url,
@@ -95,12 +95,12 @@ impl Daemon {
         })
     }
 
-    /// A tag of this run.
+    /// A tag with the prefix of this run.
     pub fn tag(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// Warms a parent up; gives its tag.
+    /// Builds a warm parent and returns its tag.
     pub async fn parent(&self, memory: MiB) -> anyhow::Result<String> {
         eprintln!("warming a parent of {memory} up");
         let tag = self.tag(&format!("parent-{}", memory.0));
@@ -118,7 +118,7 @@ impl Daemon {
         Ok(tag)
     }
 
-    /// Starts children of a tag and waits until all have answered.
+    /// Starts children of a tag and waits until all are ready.
     pub async fn spawn(&self, tag: &str, n: usize) -> anyhow::Result<Vec<SandboxInfo>> {
         let request = CreateSandboxes {
             snapshot_tag: tag.to_owned(),
@@ -138,12 +138,11 @@ impl Daemon {
         Ok(children)
     }
 
-    /// Starts one child.
     pub async fn start(&self, tag: &str) -> anyhow::Result<SandboxInfo> {
         self.spawn(tag, 1).await?.pop().context("no child came")
     }
 
-    /// Runs Python in the warm interpreter; gives the value as it prints.
+    /// Runs Python in the warm interpreter and returns the printed value.
     pub async fn eval(&self, id: &str, code: &str) -> anyhow::Result<String> {
         let answer = self.client.eval(id, code).await?;
         match answer.error {
@@ -152,23 +151,22 @@ impl Daemon {
         }
     }
 
-    /// Ends sandboxes.
     pub async fn end(&self, children: Vec<SandboxInfo>) {
         futures::stream::iter(children)
             .for_each_concurrent(ENDINGS, |child| async move {
-                // One that has failed is gone already.
+                // A failed sandbox is gone already.
                 let _ = self.client.kill(&child.id).await;
             })
             .await;
     }
 
-    /// Ends what is left of this run and removes its snapshots.
+    /// Deletes the remaining sandboxes and snapshots of this run.
     async fn clean_up(&self) {
         let all = self.client.sandboxes().await.unwrap_or_default();
         let ours = |tag: &str| tag.starts_with(&self.prefix);
         let left = all.into_iter().filter(|one| ours(&one.snapshot_tag));
         self.end(left.collect()).await;
-        // What builds on another one goes with it.
+        // Snapshots based on another one are deleted with it.
         let mut tags = self.client.snapshots().await.unwrap_or_default();
         tags.retain(|info| ours(&info.tag) && info.parent_tag.is_none());
         for info in tags {
@@ -180,7 +178,7 @@ impl Daemon {
     }
 }
 
-/// When a child was ready, counted from the request.
+/// Time from the request until each child was ready.
 pub fn ready(children: &[SandboxInfo]) -> Vec<Duration> {
     children
         .iter()
@@ -189,7 +187,7 @@ pub fn ready(children: &[SandboxInfo]) -> Vec<Duration> {
         .collect()
 }
 
-/// Runs a benchmark with a daemon; whatever becomes of it, nothing stays there.
+/// Runs a benchmark with a daemon. Removes its sandboxes and snapshots in any case.
 pub fn run<T, F>(args: &DaemonArgs, what: &str, bench: F) -> anyhow::Result<T>
 where
     F: AsyncFnOnce(&Daemon) -> anyhow::Result<T>,

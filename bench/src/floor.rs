@@ -1,4 +1,7 @@
 //! The floor: bare system calls, one process per VM, measured in the same run as the product.
+//!
+//! Each floor child is this program again, started with a hidden subcommand. Parent and child exchange single
+//! bytes over a socket.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,15 +15,15 @@ use forkd_probe::floor::FloorShell;
 use forkd_types::MiB;
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// What the child is told and says.
+/// Bytes of the protocol between parent and child.
 const READY: u8 = b'r';
 const GO: u8 = b'g';
 const DONE: u8 = b'd';
 
-/// The hidden subcommand under which this program is one floor child.
+/// The hidden subcommand of a floor child.
 pub const CHILD: &str = "floor-child";
 
-/// One burst.
+/// Durations of one burst.
 #[derive(Debug)]
 pub struct Burst {
     /// From the first start signal to the last byte.
@@ -115,13 +118,13 @@ impl FloorChild {
 
 impl Drop for FloorChild {
     fn drop(&mut self) {
-        // Both fail only when the child has ended already.
+        // Both calls fail only if the child has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The child: its standard input is the stream to the parent, its standard output the image.
+/// A floor child: standard input is the socket to the parent, standard output is the image.
 pub fn child(memory: MiB) -> anyhow::Result<()> {
     let image = File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
     let mut stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
@@ -131,7 +134,7 @@ pub fn child(memory: MiB) -> anyhow::Result<()> {
     stream.read_exact(&mut byte)?;
     shell.fork(&image)?;
     stream.write_all(&[DONE])?;
-    // The VM stays until the parent has seen all of them.
+    // The VM stays until the parent has seen all children.
     let _ = stream.read(&mut byte);
     Ok(())
 }

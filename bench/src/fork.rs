@@ -1,7 +1,8 @@
-//! The product's own fork path with a guest of a few bytes.
+//! The product's fork path with a guest of a few bytes.
 //!
-//! The clock of a child starts when its shell is asked for and stops when its first instruction's signal has
-//! come back: hand-out, console and socket of its own, descriptors, mapping, restore, the first run.
+//! The clock of a child starts when its shell is requested and stops when the signal of its first instruction
+//! has arrived. It covers the hand-out of the shell, a console and a socket per child, descriptors, mapping,
+//! restore, and the first run.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use forkd_sys::{Channel, ChannelError};
 use forkd_types::MiB;
-use forkd_vmm::client::Attach;
+use forkd_vmm_driver::Attach;
 use forkd_vmm_proto::{Command, Event, FromVmm, MAX_MESSAGE, Request, decode, encode};
 use rustix::event::epoll;
 
@@ -18,7 +19,7 @@ use crate::floor::Burst;
 use crate::frozen::{Frozen, Surroundings};
 use crate::spawned::Spawned;
 
-/// A frozen tiny guest and what it takes to fork it.
+/// A frozen tiny guest, and the means to fork it.
 #[derive(Debug)]
 pub struct Bench {
     spawned: Spawned,
@@ -32,16 +33,16 @@ impl Bench {
     pub fn new(work: &Path, memory: MiB) -> anyhow::Result<Self> {
         Ok(Self {
             spawned: Spawned::start(work)?,
-            frozen: Frozen::new(work, memory, &forkd_vmm::tiny::image())?,
+            frozen: Frozen::new(work, memory, &forkd_vmm_driver::tiny::image())?,
             work: work.to_owned(),
             folders: 0,
         })
     }
 
-    /// Forks `n` children at once from pooled shells. Also says how long the pool took to fill.
+    /// Forks `n` children at once from pooled shells. Also returns the time in which the pool was filled.
     pub fn burst(&mut self, n: usize) -> anyhow::Result<(Burst, Duration)> {
         let filled = self.spawned.fill(self.frozen.shape, u32::try_from(n)?)?;
-        // Shells have just been created; let the kernel finish with that before the clock starts.
+        // The shells have just been created. Let the kernel finish that work before the clock starts.
         std::thread::sleep(Duration::from_millis(200));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mut children = Vec::with_capacity(n);
@@ -121,7 +122,7 @@ fn send(control: &Channel, command: Command, attach: &Attach<'_>) -> anyhow::Res
     Ok(control.send(&encode(&Request { seq: 1, command })?, attach.fds())?)
 }
 
-/// The next message if there is one: control sockets handed out by `forkd-spawn` do not block.
+/// The next message, if there is one. Control sockets from `forkd-spawn` do not block.
 fn receive(control: &Channel) -> anyhow::Result<Option<FromVmm>> {
     let mut buffer = [0; MAX_MESSAGE];
     match control.recv(&mut buffer) {

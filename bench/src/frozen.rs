@@ -1,4 +1,7 @@
 //! A guest of a few bytes, frozen before its first instruction.
+//!
+//! [`Frozen`] has the files that a shell needs to become a child. [`Surroundings`] has the console and the
+//! socket that the daemon would make for each VM.
 
 use std::fs::File;
 use std::io::Write;
@@ -6,24 +9,25 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use anyhow::Context;
-use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client};
+use forkd_types::{Engine, MiB};
+use forkd_vmm_driver::{Attach, Client};
 use forkd_vmm_proto::{
-    BootSpec, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, RestoreSpec, Shape, VsockSpec,
+    BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, MemoryImage, NetSpec, PageIndex,
+    RestoreSpec, Shape, VsockSpec,
 };
 
 use crate::spawned::beside;
 
-/// What children are started from.
+/// A frozen guest.
 #[derive(Debug)]
 pub struct Frozen {
-    /// What their shells must look like.
+    /// The shape of the shells that can restore it.
     pub shape: Shape,
     state: File,
     memory: File,
 }
 
-/// What the controller makes for each machine: a console and a socket.
+/// The console and the socket of one VM.
 #[derive(Debug)]
 pub struct Surroundings {
     console: File,
@@ -31,7 +35,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Files in a folder, told apart by a number.
+    /// Creates the files in a folder; `number` distinguishes them.
     pub fn make(folder: &Path, number: u64) -> anyhow::Result<Self> {
         Ok(Self {
             console: File::create(folder.join(format!("{number}.console")))?,
@@ -56,9 +60,10 @@ impl Surroundings {
 }
 
 impl Frozen {
-    /// Loads a program as the kernel, and freezes the machine there.
+    /// Loads a program in place of a kernel, and freezes the VM.
     pub fn new(work: &Path, memory: MiB, program: &[u8]) -> anyhow::Result<Self> {
         let shape = Shape {
+            engine: Engine::FORKD,
             memory,
             vcpus: 1,
             cpu: CpuModel::Host,
@@ -74,7 +79,8 @@ impl Frozen {
             initramfs: None,
             cmdline: String::new(),
             disks: Vec::new(),
-            net: None,
+            net: NetSpec::default(),
+            mac: [2, 0, 0, 0, 0, 1],
             vsock: around.vsock(&mut attach),
             console: around.console(&mut attach),
             generation: [1; 16],
@@ -86,9 +92,7 @@ impl Frozen {
         let spec = CutSpec {
             state: attach.add(&state),
             memory: attach.add(&image),
-            only_changed: false,
-            onto: 0,
-            index: None,
+            extent: CutExtent::All,
             new_layers: Vec::new(),
             resume: false,
         };
@@ -100,7 +104,7 @@ impl Frozen {
         })
     }
 
-    /// How a shell becomes a child.
+    /// The message and descriptors that turn a shell into a child.
     pub fn restore<'a>(
         &'a self,
         around: &'a Surroundings,
@@ -115,7 +119,7 @@ impl Frozen {
                 index: PageIndex::Identity,
             },
             disks: Vec::new(),
-            net: None,
+            net: NetSpec::default(),
             vsock: around.vsock(attach),
             console: around.console(attach),
             generation: generation.to_le_bytes(),
@@ -125,7 +129,7 @@ impl Frozen {
     }
 }
 
-/// A VMM of our own with nothing in it.
+/// Starts a VMM without content.
 pub fn shell(shape: Shape) -> anyhow::Result<Client> {
     let mut client = Client::start(&beside("forkd-vmm")?, &[])
         .context("forkd-vmm did not start: build it first with `make build`")?;

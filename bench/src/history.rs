@@ -1,4 +1,6 @@
-//! What a cut and a roll-back cost, with a guest of a few bytes that does nothing but write to memory.
+//! Cuts and roll-backs of a guest of a few bytes that writes to memory all the time.
+//!
+//! The guest signals each pass over its pages, so that every measurement starts with the full set dirty.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::bail;
 use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client};
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, tiny};
 use forkd_vmm_proto::{
-    CheckpointSpec, Command, CutReport, CutSpec, Reply, RollbackReport, RollbackSpec,
+    CheckpointSpec, Command, CutExtent, CutReport, CutSpec, ImageId, Reply, RollbackReport,
+    RollbackSpec,
 };
 
 use crate::frozen::{self, Frozen, Surroundings};
@@ -17,7 +19,7 @@ use crate::report::{Cut, PagesFrom, Parts, Rollback};
 use crate::stats::Spread;
 
 /// Passes of the guest over its pages before something is measured.
-const PASSES: usize = 2;
+const PASSES: u64 = 2;
 
 /// A running guest.
 struct Running {
@@ -27,7 +29,7 @@ struct Running {
 }
 
 impl Running {
-    /// Starts a guest that writes to so much of its memory.
+    /// Starts a guest that writes to `dirty` of its memory.
     fn start(work: &Path, memory: MiB, dirty: MiB, run: bool) -> anyhow::Result<Self> {
         let frozen = Frozen::new(work, memory, &tiny::dirtying(dirty.0 * 256))?;
         let folder = tempfile::tempdir_in(work)?;
@@ -43,26 +45,26 @@ impl Running {
         })
     }
 
-    /// Waits until the guest has gone over all its pages.
+    /// Waits until the guest has written all its pages.
     fn let_write(&mut self) -> anyhow::Result<()> {
-        // What it said before now is not about now.
-        while self.client.try_ready()? {}
-        for _ in 0..PASSES {
-            self.client.wait_ready()?;
+        let end = self.client.ready_signals()? + PASSES;
+        while self.client.ready_signals()? < end {
+            std::thread::yield_now();
         }
         Ok(())
     }
 
     /// Cuts onto the last cut.
-    fn cut(&mut self, onto: u64) -> anyhow::Result<CutReport> {
+    fn cut(&mut self, onto: ImageId) -> anyhow::Result<CutReport> {
         let (state, memory, index) = (self.file()?, self.file()?, self.file()?);
         let mut attach = Attach::new();
         let spec = CutSpec {
             state: attach.add(&state),
             memory: attach.add(&memory),
-            only_changed: true,
-            onto,
-            index: Some(attach.add(&index)),
+            extent: CutExtent::Since {
+                image: onto,
+                index: attach.add(&index),
+            },
             new_layers: Vec::new(),
             resume: true,
         };
@@ -99,11 +101,11 @@ impl Running {
     }
 }
 
-/// Cuts a guest of `memory` that keeps `dirty` of it changing, each cut onto the one before.
+/// Cuts a guest of `memory` that keeps `dirty` of it changing. Each cut is based on the one before.
 pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Result<Cut> {
     let mut vm = Running::start(work, memory, dirty, true)?;
     let (mut pauses, mut parts) = (Vec::new(), Vec::new());
-    let mut onto = 0;
+    let mut onto = ImageId::START;
     for _ in 0..rounds {
         vm.let_write()?;
         let report = vm.cut(onto)?;
@@ -119,7 +121,7 @@ pub fn cuts(work: &Path, memory: MiB, dirty: MiB, rounds: usize) -> anyhow::Resu
     })
 }
 
-/// Rolls a guest back that has changed `dirty` of its memory.
+/// Rolls back a guest that has changed `dirty` of its memory.
 pub fn rollbacks(
     work: &Path,
     memory: MiB,

@@ -1,4 +1,7 @@
-//! `forkd-bench`: measures what forkd promises, and says what each clock covers.
+//! `forkd-bench`: the benchmarks behind `forkd bench`.
+//!
+//! Every benchmark prints its numbers, its conditions and the definition of each clock, as text or as JSON.
+//! `primitives` needs `/dev/kvm` only; the others need a daemon. Comparisons are measured in the same run.
 
 mod branch;
 mod chain;
@@ -26,7 +29,7 @@ use report::{Conditions, Fork, PagesFrom, Primitives};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use stats::millis;
 
-/// Measures what forkd promises, and says what each clock covers.
+/// Measures forkd and prints what each clock covers.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -36,20 +39,20 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// The fork path with a guest of a few bytes; needs /dev/kvm and nothing else.
+    /// Measure the fork path with a guest of a few bytes; needs /dev/kvm only.
     Primitives(PrimitivesArgs),
-    /// Children of a warm Python parent, through the daemon of this host.
+    /// Measure children of a warm Python parent, through the daemon.
     Fork(children::Args),
-    /// A running sandbox is cut again and again, through the daemon of this host.
+    /// Measure branches of a running sandbox, through the daemon.
     Branch(branch::Args),
-    /// A running sandbox goes back to a checkpoint again and again, through the daemon of this host.
+    /// Measure roll-backs of a running sandbox, through the daemon.
     Rollback(rollback::Args),
-    /// What the depth of a chain of snapshots costs, through the daemon of this host.
+    /// Measure the cost of the depth of a chain of snapshots, through the daemon.
     Chain(chain::Args),
-    /// One child of the floor measurement.
+    /// Run one child of the floor measurement.
     #[command(name = floor::CHILD, hide = true)]
     FloorChild {
-        /// Guest memory.
+        /// Memory of the guest.
         memory: MiB,
     },
 }
@@ -60,7 +63,7 @@ struct PrimitivesArgs {
     #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000], value_name = "N,…")]
     n: Vec<usize>,
 
-    /// Guest memory.
+    /// Memory of the guest.
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: MiB,
 
@@ -77,7 +80,7 @@ struct PrimitivesArgs {
     )]
     cut_memory: Vec<MiB>,
 
-    /// How much of a guest changes between cuts.
+    /// Memory of a guest that changes between cuts.
     #[arg(
         long,
         value_delimiter = ',',
@@ -86,7 +89,7 @@ struct PrimitivesArgs {
     )]
     cut_dirty: Vec<MiB>,
 
-    /// How much of a guest changes before it is rolled back.
+    /// Memory of a guest that changes before a roll-back.
     #[arg(
         long,
         value_delimiter = ',',
@@ -95,18 +98,18 @@ struct PrimitivesArgs {
     )]
     rollback_dirty: Vec<MiB>,
 
-    /// Cuts and roll-backs of each kind; none of them with 0.
+    /// Cuts and roll-backs of each kind; 0 for none.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=40))]
     cuts: u8,
 
     #[command(flatten)]
     output: OutputArgs,
 
-    /// Draw the forks to this SVG file, too.
+    /// Also draw the forks to this SVG file.
     #[arg(long, value_name = "FILE")]
     chart: Option<PathBuf>,
 
-    /// Where images and sockets go [default: a folder in memory].
+    /// Folder for images and sockets [default: a folder in memory].
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     work: PathBuf,
 }
@@ -187,7 +190,7 @@ fn measure_history(
     Ok(())
 }
 
-/// A thousand children are several thousand descriptors.
+/// A thousand children need several thousand descriptors.
 fn raise_file_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -1,23 +1,24 @@
-//! What is measured, printed as people or programs want it.
+//! Prints results as text or as JSON.
+//!
+//! A benchmark implements [`Findings`]; [`OutputArgs::print`] chooses the format.
 
 use serde::Serialize;
 
-/// What a benchmark found.
+/// Results of a benchmark.
 pub trait Findings: Serialize {
-    /// A table for people.
+    /// A table with its conditions.
     fn text(&self) -> String;
 }
 
-/// How to print it.
 #[derive(Debug, clap::Args)]
 pub struct OutputArgs {
-    /// Print JSON.
+    /// Print the results as JSON.
     #[arg(long)]
     json: bool,
 }
 
 impl OutputArgs {
-    /// Prints it.
+    /// Prints the results to stdout.
     pub fn print(&self, found: &impl Findings) -> anyhow::Result<()> {
         if self.json {
             println!("{}", serde_json::to_string_pretty(found)?);

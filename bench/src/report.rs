@@ -1,4 +1,6 @@
-//! What was measured, for people and for programs.
+//! The results of `primitives`, as text and as JSON.
+//!
+//! [`Host`] and [`Conditions`] describe where and how a run was measured, with the definition of each clock.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,64 +13,60 @@ use crate::floor::Burst;
 use crate::output::Findings;
 use crate::stats::{Spread, millis};
 
-/// All that `primitives` measures.
+/// The results of `primitives`.
 #[derive(Debug, Serialize)]
 pub struct Primitives {
     /// Bursts of forks, smallest first.
     pub fork: Vec<Fork>,
-    /// Cuts of a guest that goes on.
+    /// Cuts of a running guest.
     pub cut: Vec<Cut>,
     /// Roll-backs in place.
     pub rollback: Vec<Rollback>,
-    /// Where and how it was measured.
     pub conditions: Conditions,
 }
 
-/// Cuts of one size of guest.
+/// Cuts of one guest size and one amount of change.
 #[derive(Debug, Serialize)]
 pub struct Cut {
-    /// Guest memory.
     pub mib: u32,
-    /// How much of it changed since the cut before.
+    /// Memory that changed since the previous cut.
     pub dirty_mib: u32,
     /// From the first vCPU stopped to the last one running again.
     pub pause_ms: Spread,
-    /// What that was spent on: the median of each part.
+    /// Parts of the pause: the median of each.
     pub parts_ms: Parts,
 }
 
-/// Roll-backs of one size of change.
+/// Roll-backs of one amount of change.
 #[derive(Debug, Serialize)]
 pub struct Rollback {
-    /// How much changed since the checkpoint.
+    /// Memory that changed since the checkpoint.
     pub dirty_mib: u32,
-    /// Where the pages come from.
     pub from: PagesFrom,
-    /// How many were put back.
+    /// Number of pages restored.
     pub pages: u64,
     /// From the first vCPU stopped to the last one running again.
     pub ms: Spread,
-    /// What that was spent on: the median of each part.
+    /// Parts of the pause: the median of each.
     pub parts_ms: Parts,
 }
 
-/// What a pause was spent on.
+/// Parts of a pause.
 #[derive(Debug, Serialize)]
 pub struct Parts {
-    /// Until vCPUs and devices stood still.
+    /// Until vCPUs and devices have stopped.
     pub stop: f64,
     /// Reading or loading the state of vCPUs and devices.
     pub state: f64,
-    /// Finding out which pages changed.
+    /// Finding the changed pages.
     pub scan: f64,
-    /// Keeping memory as it is (a fork), or putting it back.
+    /// Keeping the memory (a fork), or restoring it.
     pub memory: f64,
-    /// Until they were told to go on.
+    /// Until the vCPUs are told to go on.
     pub start: f64,
 }
 
 impl Parts {
-    /// The median of each part.
     pub fn of(parts: &[PauseParts]) -> Self {
         let median = |part: fn(&PauseParts) -> u64| {
             let times: Vec<Duration> = parts.iter().map(part).map(Duration::from_micros).collect();
@@ -88,20 +86,20 @@ impl Parts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PagesFrom {
-    /// They were as in the image at the checkpoint: what changed is dropped.
+    /// The pages were unchanged at the checkpoint: changes are dropped.
     Image,
-    /// They had changed before the checkpoint: they are copied back.
+    /// The pages had changed before the checkpoint: they are copied back.
     Checkpoint,
 }
 
-/// One size of burst.
+/// Results of one burst size.
 #[derive(Debug, Serialize)]
 pub struct Fork {
-    /// How many children at once.
+    /// Number of children at once.
     pub n: usize,
-    /// From asking for the first shell to the first instruction of the last child.
+    /// From the request for the first shell to the first instruction of the last child.
     pub wall_ms: f64,
-    /// From asking for a child's shell to its first instruction.
+    /// From the request for a shell to the child's first instruction.
     pub ms: Spread,
     /// The bare system calls for the same burst, in the same run.
     pub floor_wall_ms: f64,
@@ -114,7 +112,7 @@ pub struct Fork {
 }
 
 impl Fork {
-    /// Puts the best of several rounds of each side together.
+    /// Combines the best of several rounds of each side.
     pub fn new(n: usize, ours: &Burst, floor: &Burst, pool_fill_ms: f64) -> Self {
         let (wall_ms, floor_wall_ms) = (millis(ours.wall), millis(floor.wall));
         Self {
@@ -129,23 +127,21 @@ impl Fork {
     }
 }
 
-/// The host something was measured on.
+/// The host of a run.
 #[derive(Debug, Serialize)]
 pub struct Host {
     /// CPU as the kernel names it.
     pub cpu: String,
-    /// How many of them.
     pub cores: usize,
-    /// Kernel release.
     pub kernel: String,
-    /// What the probe says of `/dev/kvm`.
+    /// The probe's verdict on `/dev/kvm`.
     pub kvm: &'static str,
-    /// Load average over a minute when the run began.
+    /// One-minute load average at the start of the run.
     pub load: f64,
 }
 
 impl Host {
-    /// Looks at this host.
+    /// Collects the facts of this host.
     pub fn here() -> Self {
         Self {
             cpu: cpu_model(),
@@ -159,7 +155,7 @@ impl Host {
         }
     }
 
-    /// All of it in a line.
+    /// All facts in one line.
     pub fn line(&self) -> String {
         format!(
             "{} x{}, Linux {}, /dev/kvm {}, load {:.1}",
@@ -168,22 +164,20 @@ impl Host {
     }
 }
 
-/// Where and how it was measured.
+/// Host, repetitions and definitions of a run.
 #[derive(Debug, Serialize)]
 pub struct Conditions {
-    /// The host.
     #[serde(flatten)]
     pub host: Host,
-    /// Guest memory.
     pub memory_mib: u32,
     /// Rounds of each burst; the fastest wall time of each side counts.
     pub rounds: usize,
-    /// What the clocks cover.
+    /// Definition of each clock.
     pub clock: &'static str,
 }
 
 impl Conditions {
-    /// Looks at this host.
+    /// The conditions of a run on this host.
     pub fn here(memory_mib: u32, rounds: usize) -> Self {
         Self {
             host: Host::here(),

@@ -1,4 +1,7 @@
-//! `rollback`: a running sandbox goes back to a checkpoint again and again.
+//! `rollback`: rolls a running sandbox back to a checkpoint again and again.
+//!
+//! Every page of the dirty set has changed since the checkpoint, and the checkpoint holds those pages: each
+//! round copies all of them.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -18,7 +21,6 @@ const CLOCK: &str = "through the daemon's REST API, one source of 1 vCPU, every 
                      agent: from the request until the agent had answered; request: from sending the request to its answer; \
                      checkpoint: the same for making one with that much changed since the one before";
 
-/// Arguments of `rollback`.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("rounds", |arg| arg.help("Roll-backs of each kind")))]
 pub struct Args {
@@ -26,7 +28,7 @@ pub struct Args {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: MiB,
 
-    /// How much changes before a roll-back.
+    /// Memory that changes before a roll-back.
     #[arg(
         long,
         value_delimiter = ',',
@@ -45,7 +47,7 @@ struct Report {
     conditions: Conditions,
 }
 
-/// Where and how it was measured.
+/// Host, repetitions and definitions of a run.
 #[derive(Debug, Serialize)]
 struct Conditions {
     #[serde(flatten)]
@@ -55,21 +57,21 @@ struct Conditions {
     clock: &'static str,
 }
 
-/// Roll-backs of one size of change.
+/// Results for one amount of change.
 #[derive(Debug, Serialize)]
 struct Rollback {
     dirty_mib: u32,
-    /// Pages put back, in the last one.
+    /// Pages restored in the last round.
     pages: u64,
     pause_ms: Spread,
     agent_ms: Spread,
     request_ms: Spread,
-    /// The one checkpoint that all go back to.
+    /// Pause of the checkpoint that all rounds return to.
     checkpoint_pause_ms: f64,
     checkpoint_request_ms: f64,
 }
 
-/// Runs `rollback`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let rollback = daemon::run(&args.measure.daemon, "rollback", async |daemon| {
@@ -100,7 +102,8 @@ async fn measure(
     rounds: u8,
 ) -> anyhow::Result<Rollback> {
     let source = Source::start(daemon, parent, dirty).await?;
-    // The first checkpoint holds what the preparations changed; the second is the one to go back to.
+    // The first checkpoint holds the changes of the preparation. The second one is the target of the
+    // roll-backs.
     let client = &daemon.client;
     let anonymous = CheckpointRequest::default();
     client.checkpoint(source.id(), &anonymous).await?;

@@ -1,4 +1,6 @@
-//! A running sandbox that changes as much of itself as it is told.
+//! A running sandbox that changes a requested amount of its memory.
+//!
+//! A Python program in the warm interpreter (`guest.py`) does the work in the guest.
 
 use std::time::Duration;
 
@@ -8,20 +10,20 @@ use forkd_types::MiB;
 
 use crate::daemon::Daemon;
 
-/// What the interpreter learns.
+/// The program that is loaded into the interpreter.
 const PROGRAM: &str = include_str!("guest.py");
 
-/// What one call changes: slow machines have a limit on its time, too.
+/// Memory that one call changes. Larger calls would exceed their timeout on slow hosts.
 const PIECE_MIB: u32 = 16;
 
-/// A sandbox with the program in it.
+/// A sandbox with the program loaded.
 pub struct Source<'a> {
     daemon: &'a Daemon,
     info: SandboxInfo,
 }
 
 impl<'a> Source<'a> {
-    /// Starts one from a warm parent, with room for so much change.
+    /// Starts a sandbox from a warm parent, with room for this amount of change.
     pub async fn start(daemon: &'a Daemon, parent: &str, room: MiB) -> anyhow::Result<Self> {
         let source = Self {
             info: daemon.start(parent).await?,
@@ -33,24 +35,23 @@ impl<'a> Source<'a> {
         Ok(source)
     }
 
-    /// One that was started from a cut of such a source, and so has the program.
+    /// A child of such a sandbox, which has the program already.
     pub fn from(daemon: &'a Daemon, info: SandboxInfo) -> Self {
         Self { daemon, info }
     }
 
-    /// Its id.
     pub fn id(&self) -> &str {
         &self.info.id
     }
 
-    /// For so long a process of the guest reads the clock all the time.
+    /// Starts a process in the guest that reads the clock for this time.
     pub async fn watch(&self, long: Duration) -> anyhow::Result<()> {
         self.eval(&format!("bench_watch({})", long.as_millis()))
             .await?;
         Ok(())
     }
 
-    /// When that is over: the longest time between two looks at the clock.
+    /// Waits for that process. Returns the longest interval between two reads of the clock.
     pub async fn longest_gap(&self) -> anyhow::Result<Duration> {
         let answer = self.eval("bench_gap()").await?;
         let nanos = answer
@@ -59,7 +60,7 @@ impl<'a> Source<'a> {
         Ok(Duration::from_nanos(nanos))
     }
 
-    /// Changes every page of so much memory.
+    /// Changes every page of this amount of memory.
     pub async fn dirty(&self, much: MiB) -> anyhow::Result<()> {
         for begin in (0..much.0).step_by(PIECE_MIB as usize) {
             let end = much.0.min(begin + PIECE_MIB);
@@ -78,7 +79,7 @@ impl<'a> Source<'a> {
         self.daemon.eval(self.id(), code).await
     }
 
-    /// Ends it.
+    /// Deletes the sandbox.
     pub async fn end(self) {
         self.daemon.end(vec![self.info]).await;
     }

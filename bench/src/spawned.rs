@@ -1,4 +1,6 @@
-//! A `forkd-spawn` of our own, spoken to without any runtime in between.
+//! A private `forkd-spawn`, used over its socket without an async runtime.
+//!
+//! The connection is blocking, so that the benchmark measures the spawner and not a scheduler.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,15 +12,16 @@ use anyhow::{Context, bail, ensure};
 use forkd_sys::Channel;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::spawn::{
-    FromSpawn, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnReply, SpawnRequest, SpawnStatus,
+    FromSpawn, Jail, Limits, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnReply, SpawnRequest,
+    SpawnStatus,
 };
 use forkd_vmm_proto::{MAX_MESSAGE, Shape, decode, encode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 
-/// How long the pool may take to fill on a slow machine.
+/// Time in which the pool must fill, also on slow hosts.
 const FILL_LIMIT: Duration = Duration::from_secs(120);
 
-/// The process and the connection to it. Everything it started ends with it.
+/// The process and the connection to it. Dropping it ends the process and its VMMs.
 #[derive(Debug)]
 pub struct Spawned {
     process: Child,
@@ -28,7 +31,7 @@ pub struct Spawned {
 }
 
 impl Spawned {
-    /// Starts `forkd-spawn` from the folder of this program.
+    /// Starts the `forkd-spawn` beside this program.
     pub fn start(work: &Path) -> anyhow::Result<Self> {
         let path = work.join("spawn.sock");
         let process = Command::new(beside("forkd-spawn")?)
@@ -55,7 +58,7 @@ impl Spawned {
         }
     }
 
-    /// Waits until `depth` shells stand ready.
+    /// Waits until `depth` shells are ready.
     pub fn fill(&mut self, shape: Shape, depth: u32) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         self.ask(SpawnCommand::SetPool { shape, depth })?;
@@ -72,7 +75,7 @@ impl Spawned {
         )
     }
 
-    /// Stops refilling, so that only what is measured runs.
+    /// Stops refilling, so that the measured work runs alone.
     pub fn stop_refilling(&mut self, shape: Shape) -> anyhow::Result<()> {
         self.ask(SpawnCommand::SetPool { shape, depth: 0 })?;
         Ok(())
@@ -82,17 +85,24 @@ impl Spawned {
     pub fn take(&mut self, shape: Shape, n: usize) -> anyhow::Result<Vec<Channel>> {
         let n = n.min(MAX_BATCH);
         let ids = (0..n).map(|_| self.fresh_id()).collect();
-        let (reply, sockets) = self.ask(SpawnCommand::Take { shape, ids })?;
+        let (reply, sockets) = self.ask(SpawnCommand::Take {
+            shape,
+            ids,
+            limits: Limits::default(),
+            jail: Jail::default(),
+        })?;
         ensure!(
             matches!(reply, SpawnReply::Taken(_)),
             "forkd-spawn answered {reply:?} to a take"
         );
+        // A control socket and a pidfd for each.
         ensure!(
-            sockets.len() == n,
-            "{} of {n} shells were handed out",
+            sockets.len() == 2 * n,
+            "{} descriptors for {n} shells",
             sockets.len()
         );
-        Ok(sockets.into_iter().map(Channel::from_fd).collect())
+        let controls = sockets.into_iter().step_by(2);
+        Ok(controls.map(Channel::from_fd).collect())
     }
 
     /// Waits until every VM that was handed out has ended.
@@ -105,7 +115,7 @@ impl Spawned {
         Ok(())
     }
 
-    /// How the pools stand.
+    /// The state of the pools.
     fn status(&mut self) -> anyhow::Result<SpawnStatus> {
         match self.ask(SpawnCommand::Status)?.0 {
             SpawnReply::Status(status) => Ok(status),
@@ -142,13 +152,13 @@ impl Spawned {
 
 impl Drop for Spawned {
     fn drop(&mut self) {
-        // Both fail only when it has ended already; its VMMs end when its sockets close.
+        // Both calls fail only if the process has ended already. Its VMMs end when its sockets close.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// A program in the same folder as this one.
+/// The path of a program in the folder of this one.
 pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name(name))
 }

@@ -1,22 +1,22 @@
-//! Percentiles.
+//! Percentiles of durations.
+//!
+//! A [`Spread`] has p50, p99 and the maximum in milliseconds. A percentile is a measured value, never an
+//! interpolation.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// How a set of durations is spread, in milliseconds.
+/// Percentiles of a set of durations, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// The median.
     pub p50: f64,
-    /// Ninety-nine in a hundred are at most this.
     pub p99: f64,
-    /// The longest.
     pub max: f64,
 }
 
 impl Spread {
-    /// The spread of some durations; all zero for none.
+    /// The percentiles of durations; all zero for an empty set.
     pub fn of(durations: &[Duration]) -> Self {
         let mut sorted: Vec<f64> = durations.iter().copied().map(millis).collect();
         sorted.sort_by(f64::total_cmp);
@@ -27,7 +27,7 @@ impl Spread {
         }
     }
 
-    /// A line of a table: what it is, then the three.
+    /// A line of a table: label, then the values.
     pub fn line(&self, what: &str) -> String {
         format!(
             "{what:<32} {:>9.2} {:>9.2} {:>9.2}\n",
@@ -42,7 +42,7 @@ fn rank(sorted: &[f64], percent: usize) -> f64 {
     sorted.get(nth.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// Milliseconds with a fraction.
+/// A duration in milliseconds.
 pub fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

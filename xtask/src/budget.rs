@@ -1,6 +1,7 @@
-//! How long a file and a function may be. Tests are not counted.
+//! Checks the length of files and functions. Tests are not counted.
 //!
-//! A file of declarations (a table, a list of flags) may go over, with a line `// budget: <reason>` near its top.
+//! A file of declarations (a table, a list of flags) may exceed the limit, with a line `// budget: <reason>`
+//! near its top. Rust is parsed with `syn`; shell and Python are recognised by indentation.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
@@ -26,7 +27,7 @@ pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// A named stretch of lines, both ends included, counted from 1.
+/// A named range of lines. Both ends are included and counted from 1.
 struct Block {
     name: String,
     first: usize,
@@ -203,7 +204,7 @@ fn python_functions(text: &str) -> Vec<Block> {
         let name = rest.split('(').next().unwrap_or(rest).to_owned();
         let outer = indent(line);
         let mut last = index;
-        // The closing line of a long signature stands at the level of the `def` itself.
+        // The closing line of a long signature has the indentation of the `def` itself.
         for (offset, inner) in lines.iter().enumerate().skip(index + 1) {
             let text = inner.trim();
             if text.is_empty() {

@@ -1,7 +1,8 @@
-//! Which crate may use which. The folder names are the architecture; this table keeps them true.
+//! Checks which crate uses which. The folders are the architecture, and this table enforces it.
 //!
-//! `contract` is shared, `front` speaks HTTP to the daemon, `control` starts the programs of `host` and never links
-//! them, `guest` knows nothing of the outside but the protocol it speaks.
+//! `base` holds system-call helpers without product knowledge, `contract` is shared, `front` speaks HTTP to the daemon,
+//! `control` starts the programs of `host` and never links them, `guest` knows nothing of the outside but the protocol it
+//! speaks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -13,42 +14,50 @@ use serde::Deserialize;
 use crate::finding::Finding;
 use crate::source::Tree;
 
-/// A crate (by folder below `crates/`) and the crates of ours that it may use.
+/// A crate (by its folder below `crates/`) and the workspace crates that it may use.
 type Row = (&'static str, &'static [&'static str]);
 
-/// `*` at the end of a name stands for a whole group.
+/// A `*` at the end of a name stands for a whole group.
 #[rustfmt::skip]
 const ALLOWED: &[Row] = &[
+    ("base/os", &[]),
+    ("base/channel", &["contract/vmm-proto"]),
     ("contract/types", &[]),
+    ("contract/formats", &["contract/types"]),
     ("contract/api", &["contract/types"]),
-    ("contract/vmm-proto", &["contract/types"]),
+    ("contract/vmm-proto", &["contract/types", "contract/formats"]),
     ("contract/guest-proto", &["contract/types"]),
     ("front/rest-client", &["contract/types", "contract/api"]),
     ("front/machine", &["contract/types", "contract/guest-proto", "control/agent-client", "host/probe"]),
     ("front/mcp", &["contract/types", "contract/api", "front/rest-client"]),
     ("front/cli", &["contract/types", "contract/api", "front/*", "host/probe"]),
-    ("control/store", &["contract/types"]),
-    ("control/image", &["contract/types"]),
+    ("control/store", &["base/os", "contract/types", "contract/formats"]),
+    ("control/image", &["base/os", "contract/types", "contract/formats"]),
     ("control/agent-client", &["contract/types", "contract/guest-proto"]),
-    ("control/vmm-link", &["contract/types", "contract/vmm-proto"]),
-    ("control/controller", &["contract/*", "control/*"]),
-    ("host/sys", &["contract/types"]),
+    ("control/vmm-link", &["base/channel", "contract/types", "contract/vmm-proto"]),
+    ("control/sandboxes", &["base/os", "contract/*", "control/store", "control/vmm-link", "control/agent-client"]),
+    ("control/edge", &["contract/types", "contract/api", "control/sandboxes"]),
+    ("control/planes", &["contract/*", "control/store", "control/agent-client", "control/sandboxes", "control/edge"]),
+    ("control/controller", &["base/*", "contract/*", "control/*"]),
+    ("host/sys", &["base/channel", "contract/types"]),
     ("host/probe", &["contract/types", "host/sys"]),
-    ("host/memory", &["contract/types", "contract/vmm-proto", "host/sys"]),
-    ("host/devices", &["contract/types", "contract/vmm-proto", "host/sys", "host/memory"]),
+    ("host/memory", &["base/os", "contract/types", "contract/vmm-proto", "host/sys"]),
+    ("host/devices", &["contract/types", "contract/formats", "contract/vmm-proto", "host/sys", "host/memory"]),
     ("host/net", &["contract/types", "host/sys"]),
     ("host/vmm", &["contract/types", "contract/vmm-proto", "host/*"]),
-    ("host/spawner", &["contract/types", "contract/vmm-proto", "host/sys"]),
+    ("host/spawner", &["base/os", "contract/types", "contract/vmm-proto", "host/sys"]),
     ("guest/agent", &["contract/types", "contract/guest-proto"]),
 ];
 
-/// Crates of others that a group or crate must not name itself.
+/// External crates that a group or crate must not use directly.
 #[rustfmt::skip]
 const FORBIDDEN: &[Row] = &[
+    ("base/*", &["tokio", "axum", "hyper", "reqwest", "rusqlite", "kvm-ioctls"]),
     ("contract/*", &["tokio", "libc", "rustix", "nix", "axum", "hyper", "reqwest", "kvm-ioctls"]),
     ("front/*", &["kvm-ioctls", "vm-memory", "rusqlite"]),
     ("control/*", &["kvm-ioctls", "vm-memory", "virtio-queue", "linux-loader"]),
     ("control/store", &["axum", "hyper", "reqwest"]),
+    ("control/sandboxes", &["axum", "hyper", "http", "tower", "reqwest"]),
     ("control/image", &["axum"]),
     ("host/*", &["tokio", "axum", "hyper", "reqwest", "rusqlite"]),
     ("host/memory", &["kvm-ioctls"]),
@@ -56,10 +65,11 @@ const FORBIDDEN: &[Row] = &[
     ("guest/*", &["axum", "reqwest", "rusqlite", "kvm-ioctls"]),
 ];
 
-/// Crates of others that must not even come in through somebody else.
+/// External crates that must not be used indirectly, either.
 const FORBIDDEN_DEEP: &[Row] = &[("contract/*", &["tokio"]), ("host/*", &["tokio"])];
 
-/// Crates that nobody may bring in: licences, dead projects, a second TLS provider. `deny.toml` says the same to others.
+/// External crates that are banned completely: licences, abandoned projects, a second TLS provider.
+/// `deny.toml` has the same list.
 const BANNED: &[&str] = &[
     "ring",
     "openssl",
@@ -78,21 +88,21 @@ pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
 #[derive(Debug, Default)]
 struct Graph {
     members: Vec<Member>,
-    /// Every package as `name version`, with what it pulls into a build (not its tests).
+    /// Every package as `name version`, with its dependencies in a build (without tests).
     uses: BTreeMap<String, BTreeSet<String>>,
 }
 
 #[derive(Debug, Clone)]
 struct Member {
     name: String,
-    /// Folder from the top of the tree.
+    /// Folder relative to the root of the tree.
     folder: String,
-    /// Names of direct dependencies; the second field is true for those of tests only.
+    /// Names of direct dependencies. The second field is true for dependencies of tests.
     dependencies: Vec<(String, bool)>,
 }
 
 impl Member {
-    /// `contract/types` and the like; `None` for crates outside of `crates/`, which may use anything.
+    /// For example `contract/types`. `None` for crates outside `crates/`, which may use any crate.
     fn place(&self) -> Option<&str> {
         self.folder.strip_prefix("crates/")
     }
@@ -183,7 +193,7 @@ fn matches_any(place: &str, patterns: &[&str]) -> bool {
 }
 
 impl Graph {
-    /// The shortest chain of names from a crate of ours to one called `goal`.
+    /// The shortest chain of dependencies from a workspace crate to `goal`.
     fn way(&self, from: &str, goal: &str) -> Option<Vec<String>> {
         let starts = self.uses.keys().filter(|package| name_of(package) == from);
         let mut queue: VecDeque<Vec<&str>> = starts.map(|start| vec![start.as_str()]).collect();
@@ -210,7 +220,7 @@ impl Graph {
         let metadata = cargo(root, &["metadata", "--format-version", "1", "--no-deps"])?;
         let metadata: Metadata =
             serde_json::from_str(&metadata).context("cannot read what cargo metadata says")?;
-        // What `cargo metadata` resolves contains optional packages that no build has; the tree does not.
+        // `cargo metadata` also resolves optional packages that no build uses; `cargo tree` does not.
         let tree = cargo(
             root,
             &[
@@ -265,7 +275,8 @@ fn cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Lines like `2serde v1.0.229 (*)`: how deep, what, which version. What a package uses follows at its first mention.
+/// Parses lines such as `2serde v1.0.229 (*)`: depth, name, version. The dependencies of a package follow its
+/// first mention.
 fn parse_tree(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut stack: Vec<String> = Vec::new();
@@ -317,7 +328,8 @@ struct Dependency {
 mod tests {
     use super::*;
 
-    /// A graph of crates, each `(folder, [dependency, …])`; `dev:` marks a dependency of tests. Ours are named by folder.
+    /// A graph of crates, each `(folder, [dependency, …])`. `dev:` marks a dependency of tests. Workspace
+    /// crates are named by folder.
     fn graph(crates: &[(&str, &[&str])], others: &[(&str, &[&str])]) -> Graph {
         let mut graph = Graph::default();
         for (folder, dependencies) in crates {

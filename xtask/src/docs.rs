@@ -1,7 +1,7 @@
-//! Every `make` and `forkd` command in the README and the guides exists.
+//! Checks that every `make` and `forkd` command in the documents exists.
 //!
-//! A command is what stands in a fenced block or a code span and begins with `make` or `forkd`. Targets are looked up in
-//! the Makefile; subcommands and flags in what the program's own `--help` says.
+//! A command starts with `make` or `forkd` and stands in a fenced block or a code span. Targets are looked up
+//! in the Makefile; subcommands and flags in the `--help` output of the program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ fn commands(markdown: &str) -> Vec<Spelt> {
     found
 }
 
-/// `None` for anything but a command of ours. What follows `--`, a pipe or a comment belongs to somebody else.
+/// Parses a `make` or `forkd` command. The rest behind `--`, a pipe or a comment belongs to another program.
 fn command_in(text: &str, line: usize) -> Option<Spelt> {
     let text = text
         .trim()
@@ -101,7 +101,7 @@ fn check_make(words: &[String], targets: &BTreeSet<String>) -> Option<String> {
         .map(|goal| format!("no make target {goal}"))
 }
 
-/// Follows the subcommands as far as the help knows them, then looks for each flag.
+/// Follows the subcommands as far as the help lists them, then looks up each flag.
 fn check_forkd(
     words: &[String],
     help: &mut dyn FnMut(&[String]) -> anyhow::Result<String>,
@@ -113,7 +113,7 @@ fn check_forkd(
         if known.is_empty() {
             break;
         }
-        // `CMD`, `<ID>` and the like stand for something; a lower-case word does not.
+        // `CMD` and `<ID>` are placeholders; a lower-case word is a command.
         let placeholder = word.starts_with(|c: char| !c.is_ascii_lowercase());
         if placeholder {
             break;
@@ -158,7 +158,7 @@ fn subcommands(help: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The program's help, asked once for each command.
+/// Help texts of the program, one call per command.
 struct Help {
     program: PathBuf,
     known: BTreeMap<Vec<String>, String>,
@@ -167,7 +167,8 @@ struct Help {
 impl Help {
     fn new(root: &Path) -> anyhow::Result<Self> {
         let status = Command::new("cargo")
-            .args(["build", "-q", "--release", "-p", "forkd-cli"])
+            // The selection of scripts/build.sh, so that both share their compiled dependencies.
+            .args(["build", "-q", "--release", "--workspace", "--bin", "forkd"])
             .current_dir(root)
             .status()
             .context("cannot run cargo")?;

@@ -1,15 +1,14 @@
-//! What a gate found, and where.
+//! [`Finding`]: a problem that a gate reports, with its place in the tree.
 
 use std::fmt;
 
-/// One thing to mend.
+/// A problem in a file, a crate or the whole tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Path from the top of the tree.
+    /// Relative to the root of the tree, or the name of an area.
     pub path: String,
-    /// Line in it, counted from 1; absent when the finding is about the whole file or crate.
+    /// Counted from 1. `None` if the finding is about a whole file or crate.
     pub line: Option<usize>,
-    /// What is wrong.
     pub message: String,
 }
 

@@ -1,4 +1,7 @@
-//! Runs every gate, tells how each went, and fails if one did.
+//! Runs all gates and reports the result of each.
+//!
+//! A gate that cannot run counts as failed; the other gates still run. A unit test runs the gates that need
+//! no build on this tree.
 
 use std::process::Command;
 use std::time::Instant;
@@ -9,7 +12,7 @@ use crate::finding::Finding;
 use crate::source::Tree;
 use crate::{budget, deps, docs, lint_tables, placement, words};
 
-/// A gate reads the tree and says what is wrong with it.
+/// A check of the tree.
 pub type Gate = fn(&Tree) -> anyhow::Result<Vec<Finding>>;
 
 const GATES: [(&str, Gate); 5] = [
@@ -20,10 +23,10 @@ const GATES: [(&str, Gate); 5] = [
     (DOCS, docs::check),
 ];
 
-/// The one gate that asks the programs of a build.
+/// The name of the one gate that needs a built program.
 const DOCS: &str = "commands in documents";
 
-/// Commands that report for themselves.
+/// Commands that print their own findings.
 const TOOLS: [(&str, &[&str]); 2] = [
     ("format", &["fmt", "--all", "--check"]),
     (
@@ -41,7 +44,7 @@ const TOOLS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Runs all of them; true when all passed.
+/// Runs all tools and gates. Returns true if all passed.
 pub fn run_all(tree: &Tree) -> anyhow::Result<bool> {
     let mut failed = Vec::new();
     for (name, arguments) in TOOLS {
@@ -58,7 +61,7 @@ pub fn run_all(tree: &Tree) -> anyhow::Result<bool> {
     }
     for (name, gate) in GATES {
         let begin = Instant::now();
-        // A gate that cannot do its work has failed, and the others still run.
+        // A gate that cannot run has failed. The other gates still run.
         let findings =
             gate(tree).unwrap_or_else(|error| vec![Finding::in_file(name, format!("{error:#}"))]);
         for finding in &findings {
@@ -77,7 +80,7 @@ pub fn run_all(tree: &Tree) -> anyhow::Result<bool> {
     Ok(failed.is_empty())
 }
 
-/// Both halves of the rule about `unsafe`: where it stands, and what the manifests say.
+/// Checks both rules about `unsafe`: its places in the sources, and the lint tables in the manifests.
 pub fn check_unsafe(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
     let mut findings = placement::check(tree)?;
     findings.extend(lint_tables::check(tree)?);

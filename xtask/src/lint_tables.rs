@@ -1,4 +1,6 @@
-//! Every crate says in its manifest what the compiler shall refuse.
+//! Checks the lint tables of all manifests.
+//!
+//! Every crate forbids `unsafe_code`, except the crates in [`PLACES`], which deny it and allow it locally.
 
 use serde::Deserialize;
 
@@ -15,7 +17,7 @@ pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
         .collect())
 }
 
-/// Crates of the workspace; the fuzz targets are a workspace of their own, built by their own rules.
+/// Whether the manifest belongs to a crate of the workspace. The fuzz targets are a workspace of their own.
 fn is_member(path: &str) -> bool {
     path.ends_with("/Cargo.toml") && !path.starts_with("fuzz/") && !path.starts_with("sdk/")
 }
@@ -51,7 +53,8 @@ fn check_manifest(file: &SourceFile) -> Vec<Finding> {
     } else {
         ["forbid"; 2]
     };
-    // The shared table leaves `unsafe_code` to the crates, so inheriting it is for those that may have some.
+    // The shared table leaves `unsafe_code` to the crates, so only crates that may contain `unsafe` can
+    // inherit it.
     let inherits = lints.workspace && wanted.contains(&"deny");
     if !inherits {
         if !wanted
@@ -75,7 +78,7 @@ fn level_of<'a>(table: &'a toml::Table, lint: &str) -> Option<&'a str> {
     value.as_str().or_else(|| value.get("level")?.as_str())
 }
 
-/// Does one of the places lie in the crate of this manifest?
+/// Whether one of the places lies in the crate of this manifest.
 fn may_have_unsafe(manifest: &str) -> bool {
     let folder = manifest.trim_end_matches("Cargo.toml");
     PLACES.iter().any(|place| place.starts_with(folder))

@@ -1,4 +1,8 @@
-//! The gates of this repository. `cargo xtask lint` runs them all; each is also a command of its own.
+//! The gates of this repository: checks on the source tree that need no guest.
+//!
+//! `cargo xtask lint` runs all gates, and each gate is also a command of its own. A gate is a function from a
+//! [`Tree`] to a list of findings; it prints nothing and changes nothing. Exit codes: 0 passed, 1 findings, 2 the gate
+//! could not run.
 
 mod budget;
 mod deps;
@@ -25,20 +29,30 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run every gate that needs no guest, and report all failures
+    /// Run format, clippy and every gate, and report all failures
     Lint,
-    /// Which crate may use which
+    /// Check the dependencies between crates against the table in deps.rs
     Deps,
-    /// Length of files and functions
+    /// Check the length of files and functions
     Budget,
-    /// Every `make` and `forkd` command in the README and the guides exists
+    /// Check that every `make` and `forkd` command in the documents exists
     Docs,
-    /// `unsafe` stays in its places, and every crate carries the lint tables
+    /// Check where `unsafe` stands, and the lint tables of every crate
     Unsafe,
-    /// Words that do not belong in the tree
-    Words,
-    /// Print what the probe says of this host's KVM, as one word
+    /// Check for forbidden words, and count unclear wording per crate
+    Words(WordsArgs),
+    /// Print the probe's verdict on this host's KVM as one word
     Probe,
+}
+
+#[derive(clap::Args)]
+struct WordsArgs {
+    /// Lower the counts in xtask/words.toml to those of this tree
+    #[arg(long, conflicts_with = "list")]
+    update: bool,
+    /// Print every place with unclear wording
+    #[arg(long)]
+    list: bool,
 }
 
 fn main() -> ExitCode {
@@ -60,7 +74,18 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Budget => budget::check,
         Command::Docs => docs::check,
         Command::Unsafe => lint::check_unsafe,
-        Command::Words => words::check,
+        Command::Words(WordsArgs { update: true, .. }) => {
+            words::update(&tree)?;
+            return Ok(true);
+        }
+        Command::Words(WordsArgs { list: true, .. }) => {
+            words::list(&tree)?;
+            return Ok(true);
+        }
+        Command::Words(_) => {
+            words::report_falls(&tree)?;
+            words::check
+        }
         Command::Probe => {
             probe();
             return Ok(true);

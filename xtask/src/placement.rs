@@ -1,4 +1,7 @@
-//! `unsafe` stands in a few named places and nowhere else.
+//! Checks that `unsafe` stands only in the listed places.
+//!
+//! The sources are parsed with `syn`. In macro calls the keyword alone counts, because the expansion is
+//! unknown.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
@@ -6,7 +9,7 @@ use syn::visit::{self, Visit};
 use crate::finding::Finding;
 use crate::source::{SourceFile, Tree};
 
-/// Folders (ending in a slash) and files that may contain it.
+/// Folders (with a slash at the end) and files that may contain `unsafe`.
 pub const PLACES: [&str; 6] = [
     "crates/host/sys/",
     "crates/host/memory/",
@@ -35,7 +38,7 @@ fn allowed(path: &str) -> bool {
 }
 
 fn check_file(file: &SourceFile) -> Vec<Finding> {
-    // A file that does not parse is the budget's finding.
+    // The budget gate reports a file that does not parse.
     let Ok(syntax) = syn::parse_file(&file.text) else {
         return Vec::new();
     };
@@ -109,7 +112,7 @@ impl<'ast> Visit<'ast> for Unsafe {
         visit::visit_attribute(self, item);
     }
 
-    // What a macro makes of its input is unknown; the word alone is enough to look at.
+    // The expansion of a macro is unknown, so the keyword alone counts.
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
         self.tokens(&item.tokens);
     }

@@ -1,4 +1,6 @@
-//! The files of the tree, as git sees them.
+//! The files of the working tree, as listed by git.
+//!
+//! [`Tree`] holds all text files in memory. Every gate reads the same tree.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// A text file and its path from the top of the tree.
+/// A text file, with its path relative to the root of the tree.
 #[derive(Debug, Clone)]
 pub struct SourceFile {
     pub path: String,
@@ -21,21 +23,22 @@ impl SourceFile {
             .unwrap_or("")
     }
 
-    /// Code that only tests run: a folder named `tests` or `benches`, a file named `tests.rs`, or the fuzz targets.
+    /// Whether only tests run this code: a folder named `tests` or `benches`, a file named `tests.rs`, or the
+    /// fuzz targets.
     pub fn is_test_code(&self) -> bool {
         let mut parts = self.path.split('/');
         parts.any(|part| matches!(part, "tests" | "benches" | "fuzz" | "tests.rs"))
     }
 }
 
-/// The working tree: everything tracked, or new and not ignored.
+/// The working tree: all files that are tracked, or new and not ignored.
 pub struct Tree {
     pub root: PathBuf,
     pub files: Vec<SourceFile>,
 }
 
 impl Tree {
-    /// The tree this program was built from.
+    /// The tree from which this program was built.
     pub fn of_this_workspace() -> anyhow::Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
@@ -69,7 +72,7 @@ impl Tree {
             .filter(|name| !name.is_empty())
         {
             let path = String::from_utf8_lossy(name).into_owned();
-            // A deleted file is still listed, a binary one is none of our business.
+            // Skips deleted files, which git still lists, and binary files.
             if let Ok(text) = fs::read_to_string(root.join(&path)) {
                 files.push(SourceFile { path, text });
             }

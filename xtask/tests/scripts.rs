@@ -1,7 +1,9 @@
-//! Interrupting a script ends everything it started, however deep.
+//! The functions of `scripts/lib.sh`, and what every script relies on.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +18,8 @@ fn alive(pid: &str) -> bool {
     })
 }
 
-/// A script that runs a script that runs a program with a child; the signal goes to the outermost alone.
+/// Runs a script that runs a script that runs a program with a child. The signal goes to the outermost script
+/// only.
 fn interrupted_by(signal: &str) {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -83,6 +86,103 @@ fn a_failing_step_gives_its_status() {
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ended\n");
     assert!(String::from_utf8_lossy(&output.stderr).contains("name: failed with status 7"));
+}
+
+#[test]
+fn the_slowest_part_comes_first() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let parts = tempfile::NamedTempFile::new().unwrap();
+    let output = Command::new("bash")
+        .arg("-c")
+        .arg("source scripts/lib.sh; took short 900; took 'of three words' 61500; took middle 2000; slowest 2")
+        .current_dir(top)
+        .env("FORKD_PARTS", parts.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        said,
+        "slowest parts:\n        61.5 s  of three words\n         2.0 s  middle\n"
+    );
+}
+
+/// A doctor that finds a problem exits with 1, and a run must not end there.
+#[test]
+fn the_probe_is_one_word_of_the_doctor() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let target = tempfile::tempdir().unwrap();
+    fs::create_dir(target.path().join("release")).unwrap();
+    let probe = |report: &str| {
+        let forkd = target.path().join("release/forkd");
+        fs::write(
+            &forkd,
+            format!("#!/bin/sh\ncat <<'END'\n{report}\nEND\nexit 1\n"),
+        )
+        .unwrap();
+        fs::set_permissions(&forkd, fs::Permissions::from_mode(0o755)).unwrap();
+        Command::new("bash")
+            .args([
+                "-c",
+                "source scripts/lib.sh; kvm=$(probe_kvm); echo \"$kvm\"",
+            ])
+            .current_dir(top)
+            .env("CARGO_TARGET_DIR", target.path())
+            .output()
+            .unwrap()
+    };
+    let report = r#"{
+  "checks": [
+    {
+      "name": "kernel",
+      "verdict": "pass",
+      "detail": "6.12"
+    },
+    {
+      "name": "kvm",
+      "verdict": "fail",
+      "detail": "interpreting, 80.1 ns per loop in guest kernel mode",
+      "hint": "use `forkd machine start`"
+    }
+  ]
+}"#;
+    assert_eq!(
+        String::from_utf8(probe(report).stdout).unwrap(),
+        "interpreting\n"
+    );
+    let silent = probe("{}");
+    assert_eq!(silent.status.code(), Some(1));
+    assert_eq!(silent.stdout, b"");
+}
+
+/// Packages with their features, as cargo resolves them for the whole workspace.
+fn resolved(edges: &str) -> BTreeSet<String> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--offline", "--locked", "--workspace", "-e", edges])
+        .args(["--prefix", "none", "-f", "{p} [{f}]"])
+        .current_dir(top)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines
+        .lines()
+        .map(|line| line.trim_end_matches(" (*)").to_owned())
+        .filter(|line| !line.is_empty())
+        .collect()
+}
+
+/// A feature that only a dev-dependency asks for makes cargo compile the package, and all that use it, a second time for
+/// the tests. The remedy is to ask for it outside of dev-dependencies too, as `forkd-testkit` does for regex-syntax, or to
+/// do without it.
+#[test]
+fn a_build_with_tests_shares_every_package_with_one_without() {
+    let without = resolved("normal,build");
+    let with = resolved("normal,build,dev");
+    let twice: Vec<&String> = without.difference(&with).collect();
+    assert!(twice.is_empty(), "compiled twice: {twice:#?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The functions of `scripts/setup.sh` and `scripts/apt.sh`, run against made-up systems.
+//! Tests the functions of `scripts/setup.sh` and `scripts/apt.sh` against simulated systems.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,7 @@
-//! `branch`: a running sandbox is cut again and again.
+//! `branch`: branches a running sandbox again and again, and forks it in one step.
+//!
+//! Measures the guest's own view of the pause, the host's view, and the time until source, snapshot and child
+//! are usable. [`report`] has the definitions.
 
 mod report;
 
@@ -15,11 +18,10 @@ use crate::report::Host;
 use crate::source::Source;
 use report::{Branch, Conditions, Report};
 
-/// How long the guest looks at its clock. The source has to run again within that time, and nobody may ask the guest
-/// for anything meanwhile: it would be seen, too.
+/// How long the guest reads its clock. The source has to run again within that time. The benchmark sends no
+/// request to the guest meanwhile, because the request would show up as a gap.
 const WATCH: Duration = Duration::from_secs(2);
 
-/// Arguments of `branch`.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("rounds", |arg| arg.help("Branches in a row").value_parser(clap::value_parser!(u8).range(1..=20))))]
 pub struct Args {
@@ -32,7 +34,7 @@ pub struct Args {
     )]
     memory: Vec<MiB>,
 
-    /// How much changes between branches.
+    /// Memory that changes between branches.
     #[arg(
         long,
         value_delimiter = ',',
@@ -45,7 +47,7 @@ pub struct Args {
     measure: MeasureArgs,
 }
 
-/// Runs `branch`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let branch = daemon::run(&args.measure.daemon, "branch", async |daemon| {
@@ -70,12 +72,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.measure.output.print(&report)
 }
 
-/// What one branch cost.
+/// Durations of one branch.
 #[derive(Debug, Default)]
 pub struct Times {
-    /// The longest gap of the guest's clock in the time that begins with the request.
+    /// The longest gap of the guest's clock in the period that begins with the request.
     pub guest_gap: Duration,
-    /// The longest gap in as long a time without a branch.
+    /// The longest gap in a period of the same length without a branch.
     pub quiet_gap: Duration,
     /// The pause as the VMM reports it.
     pub host_pause: Duration,
@@ -85,7 +87,7 @@ pub struct Times {
     pub durable: Duration,
     /// From the request until a child of it had answered.
     pub child_answers: Duration,
-    /// From the request to fork the source, as much changed as before a branch, until the child had answered.
+    /// From the request for a live fork, with the same amount changed, until the child had answered.
     pub fork_answers: Duration,
     /// Bytes of memory written.
     pub written: u64,
@@ -101,7 +103,7 @@ async fn measure(
     let source = Source::start(daemon, parent, dirty).await?;
     let mut events = daemon.client.events().await?;
     let mut all = Vec::new();
-    // The first one holds all that the preparations changed, and is not counted.
+    // The first branch holds everything that the preparation changed. It is not counted.
     for round in 0..=rounds {
         source.dirty(dirty).await?;
         let tag = daemon.tag(&format!("{}-{}-{round}", memory.0, dirty.0));
@@ -160,12 +162,13 @@ async fn once(
     })
 }
 
-/// Forks the source in one operation.
+/// Forks the source in one step.
 async fn fork(daemon: &Daemon, source: &Source<'_>) -> anyhow::Result<Duration> {
     let request = ForkRequest {
         n: 1,
         timeout_secs: None,
         labels: BTreeMap::new(),
+        freeze: false,
     };
     let begun = Instant::now();
     let children = daemon.client.fork(source.id(), &request).await?;

@@ -1,4 +1,6 @@
-//! What `branch` measured, for people and for programs.
+//! The results of `branch`, as text and as JSON.
+//!
+//! [`Conditions`] carries the definition of each clock, so that a number never stands without it.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,27 +13,26 @@ use crate::output::Findings;
 use crate::report::Host;
 use crate::stats::Spread;
 
-/// All that `branch` measures.
+/// The results of `branch`.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// In the order asked for.
+    /// In the order of the arguments.
     pub branch: Vec<Branch>,
-    /// Where and how it was measured.
     pub conditions: Conditions,
 }
 
-/// Branches of one size of source and change.
+/// Results for one source size and one amount of change.
 #[derive(Debug, Serialize)]
 pub struct Branch {
     /// Memory of the source.
     pub mib: u32,
-    /// How much of it changed since the branch before.
+    /// Memory that changed since the previous branch.
     pub dirty_mib: u32,
-    /// The pause as the guest sees it.
+    /// The pause as seen by the guest.
     pub guest_gap_ms: Spread,
-    /// What the guest sees without a branch.
+    /// The same period without a branch.
     pub quiet_gap_ms: Spread,
-    /// The pause as the host sees it.
+    /// The pause as seen by the host.
     pub host_pause_ms: Spread,
     /// Until the source runs again.
     pub source_runs_ms: Spread,
@@ -39,14 +40,14 @@ pub struct Branch {
     pub durable_ms: Spread,
     /// Until a child answers.
     pub child_answers_ms: Spread,
-    /// Until a child of a fork, which has no name and is not durable, answers.
+    /// Until a child of a live fork answers.
     pub fork_answers_ms: Spread,
-    /// Memory that the snapshots hold themselves, the median.
+    /// Memory that a snapshot stores itself, median.
     pub written_mib: f64,
 }
 
 impl Branch {
-    /// Puts several together.
+    /// Summarises several branches.
     pub fn of(memory: MiB, dirty: MiB, all: &[Times]) -> Self {
         let spread = |part: fn(&Times) -> Duration| {
             let times: Vec<Duration> = all.iter().map(part).collect();
@@ -70,20 +71,19 @@ impl Branch {
     }
 }
 
-/// Where and how it was measured.
+/// Host, repetitions and definitions of a run.
 #[derive(Debug, Serialize)]
 pub struct Conditions {
-    /// The host.
     #[serde(flatten)]
     pub host: Host,
-    /// Branches in a row of each kind.
+    /// Branches per kind.
     pub rounds: usize,
-    /// What the clocks cover.
+    /// Definition of each clock.
     pub clock: &'static str,
 }
 
 impl Conditions {
-    /// Says how this program measures.
+    /// The conditions and definitions of this program.
     pub fn new(host: Host, rounds: usize) -> Self {
         Self {
             host,

@@ -1,4 +1,7 @@
-//! What children take of the host's memory.
+//! Host memory of children.
+//!
+//! User memory is the proportional set size of the VMM processes. Kernel memory is estimated from the change
+//! of `MemAvailable`.
 
 use anyhow::Context;
 use forkd_api::SandboxInfo;
@@ -13,22 +16,22 @@ pub struct Memory {
 /// Memory of one child, KiB.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Counted {
-    /// Proportional set size of the VMM process, guest memory included: what siblings share is divided among
-    /// them.
+    /// Proportional set size of the VMM process, guest memory included. Shared pages are divided among the
+    /// children.
     pub pss_kib_per_child: u64,
-    /// What became unavailable beside that: page tables, KVM, sockets, and shells made to refill the pool.
+    /// Other memory that became unavailable: page tables, KVM, sockets, and shells that refill the pool.
     pub kernel_kib_per_child: u64,
 }
 
 impl Memory {
-    /// Counts; none if the children are not processes of this host.
+    /// Counts the memory. `None` if the children are not processes of this host.
     pub fn of(children: &[SandboxInfo], available_before: u64) -> Option<Self> {
         let (mut pss, mut unshared) = (0, 0);
         for child in children {
             let rollup =
                 std::fs::read_to_string(format!("/proc/{}/smaps_rollup", child.pid?)).ok()?;
             pss += field(&rollup, "Pss")?;
-            // Pages of files stay available to others, whoever maps them.
+            // File pages stay available to other processes, no matter who maps them.
             unshared += field(&rollup, "Pss_Anon")? + field(&rollup, "Pss_Shmem")?;
         }
         let taken = available_before.saturating_sub(available_kib().ok()?);
@@ -38,7 +41,7 @@ impl Memory {
         })
     }
 
-    /// The share of one.
+    /// The share of one child.
     pub fn per_child(&self, n: usize) -> Counted {
         let n = n.max(1) as u64;
         Counted {
@@ -48,7 +51,6 @@ impl Memory {
     }
 }
 
-/// `MemAvailable` of this host.
 pub fn available_kib() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     field(&text, "MemAvailable").context("/proc/meminfo has no MemAvailable")

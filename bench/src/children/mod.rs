@@ -1,4 +1,7 @@
 //! `fork`: children of a warm Python parent, through the daemon, as a user gets them.
+//!
+//! Measures bursts of several sizes: time until ready, first `eval`, first `exec`, and memory. Children that
+//! start one after another are the comparison.
 
 mod memory;
 mod report;
@@ -18,13 +21,12 @@ use crate::stats::{Spread, millis};
 use memory::Memory;
 use report::{Children, Conditions, PerChild, Report};
 
-/// Children that are started one after another for comparison.
+/// Number of children that are started one after another.
 const SEQUENTIAL: usize = 10;
-/// What every child is asked first; the answer proves that it has the parent's interpreter.
+/// The first request to every child. Its result proves that the child has the parent's interpreter.
 const EVAL: &str = "int(np.arange(1000).sum())";
 const ANSWER: &str = "499500";
 
-/// Arguments of `fork`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Sizes of the bursts.
@@ -35,7 +37,7 @@ pub struct Args {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: MiB,
 
-    /// How long the children idle before their memory is counted again, in seconds.
+    /// Seconds until the memory of the idle children is counted again.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     idle: u64,
 
@@ -45,12 +47,12 @@ pub struct Args {
     #[command(flatten)]
     output: OutputArgs,
 
-    /// Draw the times to this SVG file, too.
+    /// Also draw the times to this SVG file.
     #[arg(long, value_name = "FILE")]
     chart: Option<PathBuf>,
 }
 
-/// Runs `fork`.
+/// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
     let fork = daemon::run(&args.daemon, "fork", async |daemon| {

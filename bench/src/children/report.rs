@@ -1,4 +1,6 @@
-//! What `fork` measured, for people and for programs.
+//! The results of `fork`, as text and as JSON.
+//!
+//! [`Conditions`] carries the definition of each clock and of the memory figures.
 
 use std::fmt::Write as _;
 
@@ -11,29 +13,28 @@ use crate::output::Findings;
 use crate::report::Host;
 use crate::stats::Spread;
 
-/// All that `fork` measures.
+/// The results of `fork`.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Bursts, in the order asked for.
+    /// Bursts in the order of the arguments.
     pub fork: Vec<Children>,
-    /// Where and how it was measured.
     pub conditions: Conditions,
 }
 
-/// One burst.
+/// Results of one burst.
 #[derive(Debug, Serialize)]
 pub struct Children {
-    /// How many children at once.
+    /// Number of children at once.
     pub n: usize,
-    /// From the request to the answer that all agents have answered.
+    /// From the request until all agents have answered.
     pub wall_ms: f64,
-    /// From the request to the answer of each agent.
+    /// From the request until each agent has answered.
     pub ready_ms: Spread,
-    /// The first evaluation in the warm interpreter, all children asked at once.
+    /// The first `eval` in the warm interpreter; all children are asked at once.
     pub eval_ms: Spread,
-    /// The first command, all children asked at once.
+    /// The first command; all children are asked at once.
     pub exec_ms: Spread,
-    /// `ready_ms` of children that were started one after another.
+    /// `ready_ms` of children that start one after another.
     pub sequential_ready_ms: Spread,
     /// Memory, if the daemon's children are processes of this host.
     pub memory: Option<PerChild>,
@@ -42,29 +43,26 @@ pub struct Children {
 /// Memory of one child.
 #[derive(Debug, Serialize)]
 pub struct PerChild {
-    /// After the first evaluation and the first command.
+    /// After the first `eval` and the first `exec`.
     #[serde(flatten)]
     pub counted: Counted,
-    /// After idling.
     pub idle_60s: Counted,
 }
 
-/// Where and how it was measured.
+/// Host, repetitions and definitions of a run.
 #[derive(Debug, Serialize)]
 pub struct Conditions {
-    /// The host.
     #[serde(flatten)]
     pub host: Host,
-    /// Guest memory.
     pub memory_mib: u32,
-    /// What the clocks cover.
+    /// Definition of each clock.
     pub clock: &'static str,
-    /// What the memory figures count.
+    /// Definition of the memory figures.
     pub memory_counted: &'static str,
 }
 
 impl Conditions {
-    /// Says how this program measures.
+    /// The conditions and definitions of this program.
     pub fn new(host: Host, memory: MiB) -> Self {
         Self {
             host,

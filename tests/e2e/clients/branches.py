@@ -18,7 +18,7 @@ PREFIX = "branches-"
 FLAT = PREFIX + "flat"
 # Above these the daemon merges disk layers, and cuts all of memory.
 DISK_LAYERS, MEMORY_LAYERS = 16, 32
-# The daemon removes what nobody needs every five seconds.
+# The daemon collects unused content every five seconds.
 COLLECTED = 8
 passed = failed = 0
 

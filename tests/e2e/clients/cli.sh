@@ -10,12 +10,31 @@ tag=run-python-numpy
 source "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 
 # What a run that was cut short has left.
-"$forkd" rmi --force cli-boot cli-diff cli-flat cli-half cli-live cli-of-a-fork quickstart >"$work/out" 2>&1 </dev/null
+"$forkd" rmi --force run.c2.m384-python-numpy cli-boot cli-diff cli-flat cli-half cli-live cli-of-a-fork quickstart >"$work/out" 2>&1 </dev/null
 
 expect 0 '^\[0\.0, 0\.0, 0\.0, 0\.0, 0\.0\]$' run --image python-numpy -- python3 -c 'import numpy; print(numpy.zeros(5).tolist())'
 expect 7 '' run -- sh -c 'exit 7'
 expect 0 '"stdout": "hello' run --json -- echo hello
-expect 0 '"memory_limit_mib": 300' spawn --tag $tag --memory-limit-mib 300 --json --label of=cli --timeout 1h
+export CLI_PASSED_ON=yes
+expect 0 '^b yes nobody /tmp$' run -e A=b -e CLI_PASSED_ON -u nobody -w /tmp -- sh -c 'echo $A $CLI_PASSED_ON $(id -un) $PWD'
+printf 'hello' | "$forkd" run -i -- tr a-z A-Z >"$work/out" 2>&1
+check 0 $? '^HELLO$' 'run -i -- tr a-z A-Z'
+expect 143 'killed after 1 s' run --timeout-secs 1 -- sleep 60
+# Another shape has a snapshot of its own, and the one of the image stays as it is.
+expect 0 '^2$' run --vcpus 2 --memory 384M -- nproc
+expect 0 '^run.c2.m384-python-numpy +ready' images
+expect 0 '^vcpus +2$' snapshot-info run.c2.m384-python-numpy
+expect 0 '✓ run.c2.m384-python-numpy' rmi run.c2.m384-python-numpy
+expect 0 '"sandbox": "sb-' run --keep --json --label of=cli-keep -- touch /root/kept
+kept=$("$forkd" ls -q | tail -n 1)
+expect 0 '' exec "$kept" -- test -e /root/kept
+expect 0 "✓ $kept" kill "$kept"
+expect 0 '' run --rm -- true
+expect 0 '' ls -q
+check 0 "$(wc -l <"$work/out")" '' 'run leaves no sandbox behind'
+expect 0 '"memory_limit_mib": 300' spawn --tag $tag --memory-limit 300M --json --label of=cli --timeout 1h
+expect 1 'cannot enforce limits.cpus.*\(unsupported, request ' spawn --tag $tag --cpus 0.5
+expect 1 'limits.memory_mib is 1: give 16 to' spawn --tag $tag --memory-limit 1M
 id=$("$forkd" ls -q | tail -n 1)
 expect 0 "^$id +$tag +running" ls
 expect 0 '"pong": true' ping "$id"
@@ -24,24 +43,34 @@ expect 42 '' exec "$id" -- sh -c 'exit 42'
 expect 137 '' exec "$id" -- sh -c 'kill -9 $$'
 expect 127 'cannot run nosuch' exec "$id" -- nosuch
 expect 126 'cannot run /etc/passwd' exec "$id" -- /etc/passwd
-expect 0 '^b /tmp$' exec -e A=b --cwd /tmp "$id" -- sh -c 'echo $A $PWD'
-expect 0 '^nobody$' exec --user nobody "$id" -- id -un
+expect 0 '^b /tmp$' exec -e A=b -w /tmp "$id" -- sh -c 'echo $A $PWD'
+expect 0 '^nobody$' exec -u nobody "$id" -- id -un
 expect 143 'killed after 1 s' exec --timeout-secs 1 "$id" -- sleep 60
 expect 0 '"exit_code": 0' exec --json "$id" -- true
-expect 2 'KEY=VALUE is needed' exec -e bad "$id" -- true
+expect 2 'variable bad is not set here: write KEY=VALUE' exec -e bad "$id" -- true
 expect 2 'cannot be used with' exec -i --json "$id" -- true
 printf 'hello' | "$forkd" exec -i "$id" -- tr a-z A-Z >"$work/out" 2>&1
 check 0 $? '^HELLO$' "exec -i $id -- tr a-z A-Z"
-# A terminal with keys that nobody presses, where there is a program that makes one.
+# A terminal without input, if the host has a program that provides one.
 used+='shell '
 if command -v script >/dev/null; then
     mkfifo "$work/keys"
     exec 3<>"$work/keys"
     script -qec "'$forkd' shell '$id' -- sh -c 'test -t 0 && echo terminal && exit 5'" /dev/null >"$work/out" 2>&1 <&3
     check 5 $? '^terminal' "shell $id -- sh -c …"
+    script -qec "'$forkd' exec -t '$id' -- sh -c 'test -t 0 && echo terminal && exit 6'" /dev/null >"$work/out" 2>&1 <&3
+    check 6 $? '^terminal' "exec -t $id -- sh -c …"
+    script -qec "'$forkd' run -t -- sh -c 'test -t 0 && echo terminal && exit 4'" /dev/null >"$work/out" 2>&1 <&3
+    check 4 $? '^terminal' 'run -t -- sh -c …'
+    # On a terminal no escape sequence of the guest gets through.
+    "$forkd" exec "$id" -- sh -c 'printf "\033]0;title\007mark\n" >/dev/console' >"$work/out" 2>&1 </dev/null
+    script -qec "'$forkd' logs '$id'" /dev/null >"$work/out" 2>&1 <&3
+    check 0 $? 'mark' "logs $id on a terminal"
+    grep -q "$(printf '\033')" "$work/out"
+    check 1 $? '' 'logs on a terminal: no escape sequences'
     exec 3>&-
 fi
-expect 125 'standard input is no terminal' shell "$id"
+expect 125 'standard input is not a terminal' shell "$id"
 expect 0 '^\[0, 1, 4\]$' eval "$id" -- '[x * x for x in range(3)]'
 expect 1 'ZeroDivisionError' eval "$id" -- '1 / 0'
 expect 0 '' eval "$id" -- 'kept = 41'
@@ -63,6 +92,7 @@ expect 1 'cannot open /nope' cp "$id:/nope" "$work/x"
 find "$work" -name 'x*' >"$work/out"
 check 0 "$(wc -l <"$work/out")" '' 'cp of nothing leaves nothing'
 expect 0 '' logs "$id"
+expect 0 '' logs "$id" --raw --tail 100
 expect 0 'OWN +SHARED' top
 expect 0 '^tag: cli-half$' branch "$id" --tag cli-half
 expect 1 'already a snapshot cli-half' branch "$id" --tag cli-half

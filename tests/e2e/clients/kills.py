@@ -104,7 +104,7 @@ def leftovers(live):
     """Processes, files, groups and sockets on the daemon's host that belong to no live sandbox."""
     text = on_host("sh", "-c",
                    "ls /var/lib/forkd/sandboxes | sed s/^/dir:/; ls /run/forkd/vm | sed s/^/sock:/;"
-                   "ls -d /sys/fs/cgroup/forkd/vm/*/ 2>/dev/null | sed s/^/group:/; ls /var/lib/forkd/staging 2>/dev/null | sed s/^/staging:/;"
+                   "ls -d /sys/fs/cgroup/forkd/vm/*/*/ 2>/dev/null | sed s/^/group:/; ls /var/lib/forkd/staging 2>/dev/null | sed s/^/staging:/;"
                    "echo vmm:$(pgrep -cx forkd-vmm); echo spawn:$(pgrep -cx forkd-spawn); echo controller:$(pgrep -cx forkd-controlle)")
     found = []
     numbers = {}
@@ -185,7 +185,7 @@ def trim(book):
 
 
 def start():
-    """Starts the daemon until it answers: whoever starts it may not have noticed yet that it is dead."""
+    """Starts the daemon until it answers: its supervisor may not have noticed yet that it is dead."""
     end = time.monotonic() + 120
     while True:
         done = subprocess.run(START, shell=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

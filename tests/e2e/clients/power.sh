@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The power of a machine goes while its daemon is at work. What was acknowledged is there afterwards, and whole.
+# The power of a machine is cut while its daemon works. Acknowledged data is complete afterwards.
 #
 #     power.sh FORKD TAG START…
 #
@@ -17,7 +17,7 @@ field() { sed -n "s/^ *\"$1\": \"\\{0,1\\}\\([^\",]*\\).*/\\1/p" "$work/out" | h
 
 expect 0 '^✓ sb-' spawn --tag "$tag" --timeout 1h
 origin=$(spawned)
-# Nobody in the guest syncs: a branch has what the guest was told was written.
+# No process in the guest syncs: a branch contains every write that the guest was told was durable.
 expect 0 '' exec "$origin" -- sh -c 'echo acknowledged > /root/said'
 expect 0 '' eval "$origin" -- 'kept = 6 * 7'
 expect 0 '^tag: power-branch$' branch "$origin" --tag power-branch
@@ -48,7 +48,7 @@ expect 0 '^42$' eval "$child" -- kept
 expect 0 'running' workspace resume power-ws
 expect 0 "\"live_sandbox_id\": \"$workspace\"" workspace list --json
 expect 0 '^asleep$' exec "$workspace" -- cat /root/said
-# The branch that nobody had acknowledged is whole or not there, and its name can be used.
+# The unacknowledged branch is complete or absent, and its name can be used.
 "$forkd" rmi power-half >/dev/null 2>&1 </dev/null
 expect 0 '^tag: power-half$' branch "$child" --tag power-half
 expect 0 '✓ power-branch' rmi --cascade power-branch

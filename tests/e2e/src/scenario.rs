@@ -1,4 +1,7 @@
-//! What a scenario is, and how one is run.
+//! Scenarios, and their execution as tests.
+//!
+//! Each scenario is an async function that gets a [`Run`] with a new kit. It runs on a runtime of its own,
+//! with a timeout and a watchdog.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -11,52 +14,78 @@ use anyhow::Context;
 use forkd_testkit::{Kit, last_of_consoles, work_folder};
 use libtest_mimic::{Failed, Trial};
 
-/// No scenario takes longer than this, however slow the machine.
+/// Timeout of a scenario, also on slow hosts.
 fn limit() -> Duration {
     Duration::from_secs(if soaking() { 10_800 } else { 900 })
 }
 
-/// What a scenario left behind when its time was up gets this long to end.
+/// Time for the remains of a scenario to end after its timeout.
 const GRACE: Duration = Duration::from_secs(5);
 
 type Body = fn(Run) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 
-/// A named scenario.
-pub struct Scenario {
-    /// Module and function, such as `boot::one_vcpu`.
-    pub name: Cow<'static, str>,
-    /// What it does.
+/// A scenario as its file registers it, with [`everyday`] or [`soak`].
+pub struct Registered {
+    /// Path of the function.
+    pub path: &'static str,
+    /// The function.
     pub body: Body,
+    /// Runs in a soak only.
+    pub soak_only: bool,
+    /// Parts that a soak runs it in.
+    pub parts: usize,
 }
 
-/// What a scenario gets.
+/// A scenario of this run.
+pub struct Scenario {
+    /// Module and function, such as `boot::one_vcpu`.
+    name: Cow<'static, str>,
+    body: Body,
+}
+
+/// The environment of a scenario.
 pub struct Run {
-    /// A fresh kit.
     pub kit: Kit,
 }
 
-/// This is a soak run: long scenarios, full numbers.
+/// Whether this is a soak run: long scenarios, large counts.
 pub fn soaking() -> bool {
     std::env::var_os("FORKD_SOAK").is_some_and(|value| !value.is_empty())
 }
 
-/// Repetitions: few in an everyday run, the full number in a soak run.
+/// Repetitions: `everyday` in an ordinary run, `soak` in a soak run.
 pub fn times(everyday: usize, soak: usize) -> usize {
     if soaking() { soak } else { everyday }
 }
 
-impl Scenario {
-    /// The scenario so many times, with a name for each, so that a long soak can go on where it was.
-    pub fn parts(&self, count: usize) -> Vec<Self> {
-        let part = |number| Self {
-            name: format!("{}#{number}", self.name).into(),
-            body: self.body,
-        };
-        (1..=count).map(part).collect()
+impl Registered {
+    /// In a soak the scenario runs so many times, with a name for each, so that a long soak can go on where it was.
+    pub const fn in_parts(self, parts: usize) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// The scenarios of an everyday run or of a soak.
+    pub fn scenarios(&self, soaking: bool) -> Vec<Scenario> {
+        // The crate and the folder of scenarios say nothing.
+        let name = self.path.splitn(3, "::").last().unwrap_or(self.path);
+        let body = self.body;
+        match (soaking, self.soak_only, self.parts) {
+            (false, true, _) => Vec::new(),
+            (false, false, _) | (true, _, 1) => vec![Scenario {
+                name: name.into(),
+                body,
+            }],
+            (true, _, parts) => (1..=parts)
+                .map(|number| Scenario {
+                    name: format!("{name}#{number}").into(),
+                    body,
+                })
+                .collect(),
+        }
     }
 }
 
-/// Makes a test of a scenario.
+/// Turns a scenario into a test.
 pub fn trial(scenario: Scenario) -> Trial {
     Trial::test(scenario.name, move || {
         run(scenario.body).map_err(|error| Failed::from(format!("{error:?}")))
@@ -76,7 +105,7 @@ fn run(body: Body) -> anyhow::Result<()> {
             .await
             .with_context(|| format!("not finished within {} s", limit.as_secs()))?
     });
-    // Dropping the runtime would wait for a blocked thread without end.
+    // Dropping the runtime would wait for a blocked thread for ever.
     runtime.shutdown_timeout(GRACE);
     if outcome.is_err() {
         eprintln!("{}", last_of_consoles(work.path()));
@@ -84,7 +113,7 @@ fn run(body: Body) -> anyhow::Result<()> {
     outcome
 }
 
-/// Ends the whole run when a scenario blocks the thread that its own time limit runs on.
+/// Ends the whole run if a scenario blocks the thread of its own timeout.
 struct Watchdog {
     _ends_it: mpsc::Sender<()>,
 }
@@ -102,13 +131,26 @@ impl Watchdog {
     }
 }
 
-/// Lists scenarios: `list![boot: one_vcpu, two_vcpus; exec: many]`.
-macro_rules! list {
-    ($($module:ident: $($name:ident),+ $(,)?);+ $(;)?) => {
-        vec![$($($crate::scenario::Scenario {
-            name: std::borrow::Cow::Borrowed(concat!(stringify!($module), "::", stringify!($name))),
-            body: |run| Box::pin($module::$name(run)),
-        }),+),+]
+/// Registers a scenario that every run includes.
+macro_rules! everyday {
+    ($name:ident) => {
+        $crate::scenario::Registered {
+            path: concat!(module_path!(), "::", stringify!($name)),
+            body: |run| Box::pin($name(run)),
+            soak_only: false,
+            parts: 1,
+        }
     };
 }
-pub(crate) use list;
+pub(crate) use everyday;
+
+/// Registers a scenario that is long however small its counts: only a soak runs it.
+macro_rules! soak {
+    ($name:ident) => {
+        $crate::scenario::Registered {
+            soak_only: true,
+            ..$crate::scenario::everyday!($name)
+        }
+    };
+}
+pub(crate) use soak;

@@ -1,4 +1,4 @@
-//! What several scenarios need.
+//! Helpers that several scenarios use: warm parents, freezing, a network back end without a reader.
 
 use std::os::fd::OwnedFd;
 
@@ -8,7 +8,7 @@ use forkd_testkit::{BootOptions, Frozen, Kit, Vm};
 use forkd_vmm_proto::{NetBackend, VmmError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-/// Boots a machine and warms a Python interpreter with NumPy up, as the recipe does.
+/// Boots a VM and warms up a Python interpreter with NumPy, as the recipe does.
 pub async fn warm_python(kit: &Kit, options: BootOptions) -> anyhow::Result<Vm> {
     let vm = kit.boot(options).await?;
     let info = vm
@@ -27,13 +27,13 @@ pub async fn warm_python(kit: &Kit, options: BootOptions) -> anyhow::Result<Vm> 
     Ok(vm)
 }
 
-/// Prepares a machine for a freeze and freezes it.
+/// Quiesces a VM and freezes it.
 pub async fn freeze(vm: Vm) -> anyhow::Result<Frozen> {
     vm.agent().await?.quiesce(QuiesceRequest::default()).await?;
     vm.freeze().await
 }
 
-/// A network device whose other end nobody reads; it must be kept as long as the machine.
+/// A network device whose other end is never read. Keep that end as long as the VM.
 pub fn deaf_network() -> anyhow::Result<(OwnedFd, (NetBackend, OwnedFd))> {
     let (near, far) = socketpair(
         AddressFamily::UNIX,
@@ -44,7 +44,7 @@ pub fn deaf_network() -> anyhow::Result<(OwnedFd, (NetBackend, OwnedFd))> {
     Ok((near, (NetBackend::Socket, far)))
 }
 
-/// What the VMM said, out of an error of the kit.
+/// The VMM's error in an error of the kit.
 pub fn vmm_error(error: &anyhow::Error) -> anyhow::Result<&VmmError> {
     error
         .chain()

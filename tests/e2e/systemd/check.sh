@@ -111,7 +111,7 @@ reloaded() {
     [ "$(main_pid)" = "$before" ]
 }
 limited() {
-    inside sh -c 'cat /sys/fs/cgroup/system.slice/forkd-controller.service/*/*/memory.max /sys/fs/cgroup/system.slice/forkd-controller.service/*/memory.max'
+    inside sh -c 'cat /sys/fs/cgroup/system.slice/forkd-controller.service/*/*/*/memory.max'
 }
 no_vm_left() { ! inside pgrep -x forkd-vmm; }
 

@@ -1,4 +1,7 @@
-//! Writes the named inputs below `fuzz/corpus`: small ones that reach the code behind the first checks.
+//! Writes the seed inputs below `fuzz/corpus`.
+//!
+//! A seed is small and reaches the code behind the first checks of its target, which a fuzzer would take long
+//! to find.
 
 use std::fs;
 use std::path::Path;
@@ -11,11 +14,12 @@ use forkd_devices::virtio::balloon::Balloon;
 use forkd_devices::virtio::rng::Rng;
 use forkd_devices::{EventLoop, MemoryReclaim};
 use forkd_guest_proto::{Kind, frame};
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use forkd_vmm::kvm::{VcpuState, VmState};
 use forkd_vmm::state::{MachineState, SlotPart};
 use forkd_vmm_proto::{
-    Command, CpuModel, DeviceSlot, Event, FromVmm, RateLimit, Request, Shape, encode,
+    Command, CpuModel, DeviceSlot, Event, FdIndex, FromVmm, PrepareSpec, RateLimit, Request, Shape,
+    encode,
 };
 
 struct Nowhere;
@@ -34,7 +38,7 @@ fn save(target: &str, name: &str, data: &[u8]) -> std::io::Result<()> {
     fs::write(dir.join(name), data)
 }
 
-/// A step of a driver: a chain with the given parts to read and rooms to write, then the doorbell.
+/// A step of the driver: a chain with the given readable parts and writable buffers, then the doorbell.
 fn chain(queue: u8, out: &[&[u8]], rooms: &[u16]) -> Vec<u8> {
     let shape = out.len() as u8 | (rooms.len() as u8) << 2;
     let mut step = vec![queue, 0, shape];
@@ -239,7 +243,11 @@ fn main() -> std::io::Result<()> {
     };
     let prepare = Request {
         seq: 2,
-        command: Command::Prepare(shape(2)),
+        command: Command::Prepare(PrepareSpec {
+            shape: shape(2),
+            kvm: FdIndex(0),
+            pagemap: Some(FdIndex(1)),
+        }),
     };
     save("vmm_proto", "hello", &encoded(&hello))?;
     save("vmm_proto", "prepare", &encoded(&prepare))?;
@@ -266,7 +274,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// A machine with one CPU and one device, all registers zero.
+/// A machine state with one CPU and one device, all registers zero.
 fn machine_state() -> std::io::Result<Vec<u8>> {
     let mut rig = Rig::new(DeviceSlot::Rng);
     rig.start(Box::new(Rng::new(RateLimit::default())?));
@@ -302,6 +310,7 @@ fn machine_state() -> std::io::Result<Vec<u8>> {
 
 fn shape(vcpus: u8) -> Shape {
     Shape {
+        engine: Engine::FORKD,
         memory: MiB(256),
         vcpus,
         cpu: CpuModel::Host,

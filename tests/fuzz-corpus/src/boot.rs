@@ -1,4 +1,6 @@
-//! Kernel images.
+//! Fuzz target for kernel images.
+//!
+//! The loader must reject or load any bytes, and never panic.
 
 use std::os::unix::fs::FileExt;
 
@@ -9,7 +11,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use crate::devices::memory_file;
 use crate::input::Input;
 
-/// A kernel and an initial RAM disk.
+/// Loads a kernel and an initramfs.
 pub(crate) fn kernel(data: &[u8]) {
     const MIB: u32 = 64;
     let mut input = Input::new(data);

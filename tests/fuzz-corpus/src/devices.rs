@@ -1,4 +1,7 @@
-//! Devices under a driver that does what the input says, and a host side that does too.
+//! Fuzz targets for the devices.
+//!
+//! The input controls the driver in the guest and the host side of the device. A device must never spin, and
+//! state that it saved must be accepted again.
 
 mod driver;
 mod hosts;
@@ -11,7 +14,7 @@ use hosts::{BalloonHost, BlockHost, NetHost, RngHost, VsockHost};
 
 pub(crate) use hosts::{device_of_type, memory_file};
 
-/// A disk device.
+/// The block device.
 pub(crate) fn block(data: &[u8]) {
     Driver::new(DeviceSlot::Disk(0), BlockHost::new(), data).run();
 }
@@ -21,7 +24,7 @@ pub(crate) fn net(data: &[u8]) {
     Driver::new(DeviceSlot::Net, NetHost::default(), data).run();
 }
 
-/// The socket device, rings and all.
+/// The vsock device, with its rings.
 pub(crate) fn vsock(data: &[u8]) {
     Driver::new(DeviceSlot::Vsock, VsockHost::default(), data).run();
 }
@@ -31,17 +34,17 @@ pub(crate) fn rng(data: &[u8]) {
     Driver::new(DeviceSlot::Rng, RngHost, data).run();
 }
 
-/// The balloon.
+/// The balloon device.
 pub(crate) fn balloon(data: &[u8]) {
     Driver::new(DeviceSlot::Balloon, BalloonHost, data).run();
 }
 
-/// Rings of raw bytes: the input is the descriptor table, the rings and the buffers themselves.
+/// Rings of raw bytes: the input is the descriptor table, the rings and the buffers.
 pub(crate) fn virtqueue(data: &[u8]) {
     Driver::new(DeviceSlot::Rng, RngHost, &[]).run_raw(data);
 }
 
-/// The socket device under packets that are well formed as chains.
+/// The vsock device with packets in well-formed chains.
 pub(crate) fn vsock_packets(data: &[u8]) {
     let mut input = Input::new(data);
     let mut driver = Driver::new(DeviceSlot::Vsock, VsockHost::default(), &[]);

@@ -1,4 +1,7 @@
-//! Layer files from outside, and what is done with them.
+//! Fuzz target for layer files, and for a disk on top of them.
+//!
+//! A layer file that opens must behave like plain bytes: every operation is repeated on a byte array and
+//! compared.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,12 +11,12 @@ use forkd_devices::disk::{self, BLOCK, Disk, Layer, SECTOR};
 use crate::devices::memory_file;
 use crate::input::Input;
 
-/// Small enough that the whole disk can be compared.
+/// Small enough to compare the whole disk.
 const SIZE: u64 = 20 * BLOCK + 3 * SECTOR;
-/// Files may say of themselves that they are larger than this; they are then opened and not filled.
+/// Larger files are opened but not filled.
 const MAX_FILE: u64 = 1 << 42;
 
-/// A layer file that is damaged, or made up, or whole; if it opens, a disk on it behaves like plain bytes.
+/// Opens a layer file that is valid, damaged or forged. A disk on a valid layer behaves like plain bytes.
 pub(crate) fn layer(data: &[u8]) {
     let mut input = Input::new(data);
     let file = match input.u8() % 4 {
@@ -28,7 +31,7 @@ pub(crate) fn layer(data: &[u8]) {
     };
     let size = disk.size();
     if size > SIZE {
-        // Only the ends of a large disk are looked at.
+        // Only the ends of a large disk are compared.
         let mut sector = [0; 512];
         let _ = disk.read(size - SECTOR, &mut sector);
         let _ = disk.write(size - SECTOR, &sector);
@@ -66,7 +69,7 @@ fn damaged(input: &mut Input<'_>) -> File {
     file
 }
 
-/// Carries out what the input says on the disk and on plain bytes, and compares.
+/// Runs the operations of the input on the disk and on plain bytes, and compares the results.
 fn work(disk: &mut dyn Disk, plain: &mut [u8], input: &mut Input<'_>) {
     let sectors = plain.len() as u64 / SECTOR;
     for _ in 0..64 {

@@ -1,4 +1,4 @@
-//! Takes numbers from the front of an input. Past its end everything is zero.
+//! [`Input`]: reads numbers from the front of an input. Reads past the end return zero.
 
 pub(crate) struct Input<'a>(&'a [u8]);
 

@@ -1,8 +1,8 @@
-//! What the fuzzer calls: one plain function for each target, which takes any bytes and returns.
+//! The fuzz targets: one function per target, which takes any bytes and returns.
 //!
-//! A function panics when the code under it does, and when something that must hold for any input does
-//! not hold: a device that spins, state that was saved and is refused, a message that changes on the way.
-//! The fuzzer itself lives in `fuzz/`, a workspace of its own; the saved inputs are below `fuzz/corpus`.
+//! A target panics if the code under test panics, or if an invariant is broken: a device spins, a device
+//! rejects its own saved state, or a message changes when it is encoded and decoded. `fuzz/` calls the
+//! targets from the fuzzer, `tests/replay.rs` runs the saved inputs.
 
 mod boot;
 mod devices;
@@ -12,10 +12,9 @@ mod protocols;
 mod registers;
 mod state;
 
-/// A target by name.
+/// Name and function of a target.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
 pub const TARGETS: &[Target] = &[
     ("balloon", devices::balloon),
     ("block", devices::block),
@@ -34,7 +33,7 @@ pub const TARGETS: &[Target] = &[
     ("vsock_packets", devices::vsock_packets),
 ];
 
-/// Runs a target; false if there is none of that name.
+/// Runs a target by name. Returns `false` for an unknown name.
 pub fn run(name: &str, data: &[u8]) -> bool {
     let target = TARGETS.iter().find(|(target, _)| *target == name);
     if let Some((_, run)) = target {

@@ -1,4 +1,6 @@
-//! Messages between the processes, as bytes from outside.
+//! Fuzz targets for the messages between processes.
+//!
+//! A message that decodes must encode to a message that decodes to the same value.
 
 use forkd_guest_proto::{
     Control, Decoder, Event, ExecResult, Hello, Outcome, frame, parse_request,
@@ -8,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::input::Input;
 
-/// Controller and VMM. What decodes, encodes to something that decodes to the same.
+/// Messages between daemon and VMM.
 pub(crate) fn vmm(data: &[u8]) {
     fn both_ways<T: Serialize + DeserializeOwned + PartialEq>(data: &[u8]) {
         let Ok(message) = decode::<T>(data) else {
@@ -25,7 +27,7 @@ pub(crate) fn vmm(data: &[u8]) {
     }
 }
 
-/// Host and agent. A stream gives the same frames however it is cut.
+/// Frames between host and agent. A stream yields the same frames in any segmentation.
 pub(crate) fn guest(data: &[u8]) {
     let mut input = Input::new(data);
     let step = usize::from(input.u8()) + 1;

@@ -1,4 +1,4 @@
-//! Registers, read and written in any order and width.
+//! Fuzz targets for device registers, read and written in any order and width.
 
 use forkd_devices::EventTarget;
 use forkd_devices::bus::BusDevice;
@@ -12,7 +12,7 @@ use crate::input::Input;
 
 const MAX_STEPS: usize = 256;
 
-/// The transport's registers and the configuration space of each device.
+/// The registers of the transport and the configuration space of each device.
 pub(crate) fn mmio(data: &[u8]) {
     let mut input = Input::new(data);
     let (slot, kind) = [
@@ -34,7 +34,7 @@ pub(crate) fn mmio(data: &[u8]) {
         }
         let action = input.u8();
         let offset = match action & 3 {
-            // Likely registers more often than the rest of the window.
+            // Existing registers more often than the rest of the window.
             0 => u64::from(input.u16() % 0x1000),
             1 => 0x70,
             _ => u64::from(input.u8() % 0x44) * 4,

@@ -1,4 +1,6 @@
-//! Saved state, which has been outside.
+//! Fuzz targets for saved state, which is untrusted when it is read back.
+//!
+//! A device rejects the state or goes on with it. The state that it saves afterwards must be valid.
 
 use forkd_devices::testing::Rig;
 use forkd_devices::virtio::SlotState;
@@ -8,7 +10,7 @@ use forkd_vmm_proto::DeviceSlot;
 
 use crate::devices::device_of_type;
 
-/// A slot. A device either refuses the state or goes on with it, and what it saves then is good.
+/// The state of one device slot.
 pub(crate) fn slot(data: &[u8]) {
     let Ok(state) = postcard::from_bytes::<SlotState>(data) else {
         return;
@@ -38,10 +40,10 @@ pub(crate) fn slot(data: &[u8]) {
     }
 }
 
-/// A whole machine, and the list of pages it touches first.
+/// The state of a whole VM, and its list of touched pages.
 pub(crate) fn machine(data: &[u8]) {
     look_at(data);
-    // Once more with length and checksum made right, which a fuzzer does not guess.
+    // A second run with correct length and checksum, which a fuzzer does not guess.
     let Some(body) = data.len().checked_sub(4).filter(|len| *len >= 24) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Every saved input of every fuzz target, so that what was found once stays found.
+//! Runs every saved input of every fuzz target, so that a fixed fault stays fixed.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,19 +1,19 @@
-//! What guests are made of: kernel, initramfs, root image, and our own programs.
+//! The files that guests are made of: kernel, initramfs, root image, and the programs under test.
+//!
+//! `FORKD_ASSETS` names a folder with links to the files in the cache. The programs lie beside the running
+//! test program.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 
-/// Where everything lies.
+/// Paths of all assets.
 #[derive(Debug, Clone)]
 pub struct Assets {
-    /// `forkd-vmm`, `forkd-spawn` and the others.
+    /// The folder with `forkd-vmm`, `forkd-spawn` and the other programs.
     pub programs: PathBuf,
-    /// Uncompressed guest kernel.
     pub vmlinux: PathBuf,
-    /// Compressed guest kernel.
     pub bzimage: PathBuf,
-    /// Initramfs with the agent.
     pub initramfs: PathBuf,
     /// Root image of the `python-numpy` recipe.
     pub image: PathBuf,
@@ -49,7 +49,7 @@ impl Assets {
         Ok(assets)
     }
 
-    /// One of our programs.
+    /// The path of a program under test.
     pub fn program(&self, name: &str) -> PathBuf {
         self.programs.join(name)
     }

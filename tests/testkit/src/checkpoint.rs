@@ -1,4 +1,6 @@
-//! Points a guest can go back to.
+//! Checkpoints and roll-backs of a test VM.
+//!
+//! A [`Point`] keeps the disk stacks of a checkpoint: a roll-back puts new layers on top of them.
 
 use anyhow::bail;
 use forkd_vmm_proto::{
@@ -9,17 +11,16 @@ use crate::cut::new_file;
 use crate::disk::new_layer;
 use crate::{Disk, Fds, Vm};
 
-/// A point to go back to.
+/// A checkpoint of a VM.
 #[derive(Debug, Clone)]
 pub struct Point {
-    /// What the VMM said.
     pub report: CheckpointReport,
-    /// Disks whose layers all belong to it.
+    /// The disks with the layers of the checkpoint.
     disks: Vec<Disk>,
 }
 
 impl Vm {
-    /// Keeps the state of this instant.
+    /// Makes a checkpoint.
     pub async fn checkpoint(&self) -> anyhow::Result<Point> {
         let mut now = self.disks_now().await.clone();
         let mut fds = Fds::default();
@@ -55,7 +56,7 @@ impl Vm {
         })
     }
 
-    /// Goes back.
+    /// Rolls back to a checkpoint.
     pub async fn rollback(&self, point: &Point) -> anyhow::Result<RollbackReport> {
         let mut fds = Fds::default();
         let (next, new_layers) = self.with_new_layers(&point.disks, &mut fds)?;
@@ -75,7 +76,7 @@ impl Vm {
         Ok(report)
     }
 
-    /// The disks with a new layer on each that is written.
+    /// The disks with a new layer on each writable one.
     fn with_new_layers(
         &self,
         disks: &[Disk],

@@ -1,39 +1,40 @@
-//! Cutting a machine at one instant.
+//! Cuts of a test VM: freeze, branch, and merging of layers.
+//!
+//! This file does for tests what the daemon does in the product: it creates the files, sends `Cut`, and keeps
+//! track of disks and base images.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::bail;
-use forkd_vmm_proto::{Command, CutSpec, Event, FdIndex, Reply};
+use forkd_vmm_proto::{Command, CutExtent, CutSpec, Event, FdIndex, ImageId, Reply};
 
 use crate::disk::new_layer;
 use crate::{Disk, Fds, Frozen, Vm};
 
-/// What a cut of only what changed builds on.
+/// The image that the next incremental cut is based on.
 #[derive(Debug)]
 pub(crate) struct Base {
-    /// Its files.
     pub frozen: Frozen,
     /// Its number in the VMM.
-    pub image: u64,
+    pub image: ImageId,
 }
 
-/// The files of a cut, and what it holds.
+/// The files of a cut.
 #[derive(Debug, Clone)]
 pub struct CutFiles {
     /// vCPU and device state.
     pub state: PathBuf,
-    /// Memory.
     pub memory: PathBuf,
-    /// Which page lies where; used if only what changed is written.
+    /// The page index, for an incremental cut.
     pub index: PathBuf,
-    /// Write only what changed since the last cut, or since the machine was started from one.
+    /// Write only the changes since the last cut, or since the restore.
     pub only_changed: bool,
 }
 
 impl CutFiles {
-    /// New names in a folder.
+    /// New file names in a folder.
     pub fn in_folder(folder: &Path, only_changed: bool) -> Self {
         let number: u64 = rand::random();
         let name = |ending| folder.join(format!("cut-{number:x}.{ending}"));
@@ -47,7 +48,7 @@ impl CutFiles {
 }
 
 impl Vm {
-    /// Cuts the machine and ends it: what children are made from.
+    /// Cuts the VM and ends it. Children start from the result.
     pub async fn freeze(self) -> anyhow::Result<Frozen> {
         let files = CutFiles::in_folder(self.folder(), false);
         let frozen = self.cut(false, files).await?;
@@ -55,13 +56,13 @@ impl Vm {
         Ok(frozen)
     }
 
-    /// Cuts the machine at one instant while it goes on.
+    /// Cuts the VM while it goes on.
     pub async fn branch(&self) -> anyhow::Result<Frozen> {
         self.branch_to(CutFiles::in_folder(self.folder(), false))
             .await
     }
 
-    /// Cuts the machine while it goes on, to files of the caller's.
+    /// Cuts the VM while it goes on, to the given files.
     pub async fn branch_to(&self, files: CutFiles) -> anyhow::Result<Frozen> {
         self.cut(true, files).await
     }
@@ -73,7 +74,7 @@ impl Vm {
         self.branch_to(files).await
     }
 
-    /// Makes one layer of all layers below the top of each disk, as the daemon does when there are many.
+    /// Merges all layers below the top of each disk, as the daemon does when there are many.
     pub async fn merge_layers(&self) -> anyhow::Result<Vec<PathBuf>> {
         let mut replaced = Vec::new();
         let mut disks = self.disks_now().await;
@@ -111,11 +112,12 @@ impl Vm {
         let spec = CutSpec {
             state: fds.add(new_file(&files.state)?),
             memory: fds.add(new_file(&files.memory)?),
-            only_changed: files.only_changed,
-            onto: onto.map_or(0, |base| base.image),
-            index: match onto {
-                Some(_) => Some(fds.add(new_file(&files.index)?)),
-                None => None,
+            extent: match onto {
+                Some(base) => CutExtent::Since {
+                    image: base.image,
+                    index: fds.add(new_file(&files.index)?),
+                },
+                None => CutExtent::All,
             },
             new_layers,
             resume: go_on,
@@ -128,10 +130,9 @@ impl Vm {
             memory: files.memory,
             index: onto.map(|_| files.index),
             disks: disks.clone(),
-            net: self.has_net(),
             report: Default::default(),
         };
-        // From this event on the machine writes to the new layers, whatever becomes of the files.
+        // From this event on the VM writes to the new layers, even if the cut fails later.
         if self.cut_was_taken().await || answer.is_ok() {
             *disks = next;
         }
@@ -146,7 +147,7 @@ impl Vm {
         Ok(frozen)
     }
 
-    /// The disks as they are after the cut, and their new layers.
+    /// The disks after the cut, and their new layers.
     fn next_disks(
         &self,
         disks: &[Disk],
@@ -166,7 +167,7 @@ impl Vm {
         Ok((next, new_layers))
     }
 
-    /// Looks for the event among those that have come.
+    /// Whether the `CutTaken` event has arrived.
     async fn cut_was_taken(&self) -> bool {
         let moment = Duration::from_millis(1);
         self.wait_event(moment, |event| matches!(event, Event::CutTaken { .. }))

@@ -1,34 +1,34 @@
-//! A guest's disk as files: a base that is never written and thin layers over it.
+//! A guest's disk as files: a read-only base, and thin layers over it.
+//!
+//! Only the last layer is written. [`Disk::spec`] opens the files for a VMM.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use forkd_types::layer::LayerHeader;
+use forkd_formats::layer::LayerHeader;
 use forkd_vmm_proto::{DiskSpec, RateLimit};
 
 use crate::Fds;
 
-/// One disk.
 #[derive(Debug, Clone)]
 pub struct Disk {
     /// The raw image.
     pub base: PathBuf,
     /// Layers, oldest first; the last is the one that is written.
     pub layers: Vec<PathBuf>,
-    /// What the guest sees as the serial number.
+    /// The serial number that the guest sees.
     pub serial: String,
-    /// Refuse writes.
     pub read_only: bool,
-    /// Limits on bytes and operations.
+    /// Limits on bytes and operations per second.
     pub rate: RateLimit,
-    /// The most bytes that each new layer takes; 0 is no limit.
+    /// Upper bound on the bytes of each new layer; 0 for no limit.
     pub limit: u64,
 }
 
 impl Disk {
-    /// A base with no layer yet.
+    /// A base without a layer.
     pub fn over(base: impl Into<PathBuf>, serial: &str) -> Self {
         Self {
             base: base.into(),
@@ -40,14 +40,14 @@ impl Disk {
         }
     }
 
-    /// A base of zeroes in `folder`, and a layer on it.
+    /// A base of zeroes in `folder` with one layer.
     pub fn empty(folder: &Path, serial: &str, bytes: u64) -> anyhow::Result<Self> {
         let base = folder.join(format!("{serial}.img"));
         File::create_new(&base)?.set_len(bytes)?;
         Self::over(base, serial).with_new_layer(folder)
     }
 
-    /// The same stack with a new, empty layer in `folder` on top.
+    /// The same stack with a new, empty layer in `folder`.
     pub fn with_new_layer(&self, folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join(format!("{}-{}.layer", self.serial, self.layers.len()));
         new_layer(&self.base, &path, self.limit)?;
@@ -56,13 +56,13 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Bytes that the layer which is written takes on the host.
+    /// Bytes that the top layer uses on the host.
     pub fn allocated(&self) -> anyhow::Result<u64> {
         let top = self.layers.last().unwrap_or(&self.base);
         Ok(std::fs::metadata(top)?.blocks() * 512)
     }
 
-    /// Opens the files and describes them.
+    /// Opens the files and describes them for the VMM.
     pub fn spec(&self, fds: &mut Fds) -> anyhow::Result<DiskSpec> {
         let writable_base = self.layers.is_empty() && !self.read_only;
         let base = fds.add(open(&self.base, writable_base)?);
@@ -81,7 +81,7 @@ impl Disk {
     }
 }
 
-/// Makes an empty layer as large as its base.
+/// Creates an empty layer of the size of its base.
 pub fn new_layer(base: &Path, path: &Path, limit: u64) -> anyhow::Result<File> {
     let size = std::fs::metadata(base)?.len();
     let file = OpenOptions::new()

@@ -1,4 +1,7 @@
-//! Which VMs have ended, as `forkd-spawn` tells it.
+//! Ends of VMMs, as reported by `forkd-spawn`.
+//!
+//! [`Ends::watch`] collects the reports, so that a test can wait for an end that was reported before it
+//! asked.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +11,7 @@ use forkd_vmm_link::Endings;
 use forkd_vmm_proto::spawn::HowEnded;
 use tokio::sync::Notify;
 
-/// Ends seen so far.
+/// The ends seen so far.
 #[derive(Debug, Default)]
 pub struct Ends {
     seen: Mutex<BTreeMap<SandboxId, HowEnded>>,
@@ -16,7 +19,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Keeps a record of a stream until it closes.
+    /// Collects the reports of a stream until it closes.
     pub fn watch(mut endings: Endings) -> Arc<Self> {
         let ends = Arc::new(Self::default());
         let record = Arc::clone(&ends);

@@ -1,4 +1,4 @@
-//! What goes wrong on a host, made to happen.
+//! Injects faults of a host: killed writers, and a full disk.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,14 +11,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::procfs;
 
-/// Kills what a VMM starts.
+/// Kills processes that a VMM starts.
 pub struct Killer {
     done: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
 }
 
 impl Killer {
-    /// Waits for the next process of that VMM, lets it live for `delay`, and kills it.
+    /// Waits for the next child process of the VMM, waits for `delay`, and kills the process.
     pub fn start(vmm: u32, delay: Duration) -> Self {
         let done = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&done);
@@ -26,7 +26,7 @@ impl Killer {
             while !seen.load(Ordering::Relaxed) {
                 if let Some(writer) = procfs::started_by(vmm).first() {
                     std::thread::sleep(delay);
-                    // It may have ended by itself.
+                    // The process may have ended by itself.
                     let _ = Pid::from_raw(writer.cast_signed())
                         .map(|pid| kill_process(pid, Signal::KILL));
                     return;
@@ -37,7 +37,7 @@ impl Killer {
         Self { done, thread }
     }
 
-    /// Ends the wait.
+    /// Stops waiting for a child process.
     pub fn stop(self) -> anyhow::Result<()> {
         self.done.store(true, Ordering::Relaxed);
         self.thread
@@ -48,25 +48,25 @@ impl Killer {
 
 /// A file system of a few MiB.
 pub struct SmallDisk {
-    /// Where it is mounted.
+    /// The mount point.
     pub folder: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts a new one.
+    /// Mounts a new file system.
     pub fn mount(folder: PathBuf, mib: u32) -> anyhow::Result<Self> {
         let size = format!("size={mib}M");
         run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"], &folder)?;
         Ok(Self { folder })
     }
 
-    /// Makes it larger, or smaller.
+    /// Changes the size of the file system.
     pub fn resize(&self, mib: u32) -> anyhow::Result<()> {
         let size = format!("remount,size={mib}M");
         run("mount", &["-o", &size], &self.folder)
     }
 
-    /// Removes it. Fails if somebody still has a file of it open.
+    /// Unmounts the file system. Fails if a process has a file of it open.
     pub fn remove(self) -> anyhow::Result<()> {
         run("umount", &[], &self.folder)?;
         std::fs::remove_dir(&self.folder)?;
@@ -77,7 +77,7 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         if self.folder.exists() {
-            // An error is on its way already.
+            // The test fails already with the first error.
             let _ = run("umount", &["--lazy"], &self.folder);
         }
     }

@@ -1,4 +1,4 @@
-//! A machine cut at one instant.
+//! [`Frozen`]: the files of a cut, from which children start.
 
 use std::path::PathBuf;
 
@@ -6,36 +6,34 @@ use forkd_vmm_proto::{CutReport, Shape};
 
 use crate::Disk;
 
-/// Everything children start from. The files live as long as the kit.
+/// The files that children start from. They exist as long as the kit.
 #[derive(Debug, Clone)]
 pub struct Frozen {
-    /// What shells must look like.
+    /// The shape of the shells that can restore it.
     pub shape: Shape,
     /// vCPU and device state.
     pub state: PathBuf,
-    /// Memory that the cut builds on, oldest first; none if the cut is whole.
+    /// The memory layers below the cut, oldest first. Empty for a full cut.
     pub below: Vec<PathBuf>,
-    /// Memory that the cut wrote.
+    /// The memory layer of the cut.
     pub memory: PathBuf,
-    /// Which page lies where, if the cut builds on others.
+    /// The page index, for an incremental cut.
     pub index: Option<PathBuf>,
-    /// Disks whose layers all belong to the cut.
+    /// The disks with the layers of the cut.
     pub disks: Vec<Disk>,
-    /// The machine has a network device.
-    pub net: bool,
     /// What the VMM said about the cut.
     pub report: CutReport,
 }
 
 impl Frozen {
-    /// All files that hold memory, oldest first.
+    /// All memory layers, oldest first.
     pub fn layers(&self) -> Vec<PathBuf> {
         let mut layers = self.below.clone();
         layers.push(self.memory.clone());
         layers
     }
 
-    /// Removes the files that the cut wrote. Machines that were started from it have them open.
+    /// Removes the files of the cut. Running children have them open.
     pub fn remove(self) -> std::io::Result<()> {
         std::fs::remove_file(&self.state)?;
         std::fs::remove_file(&self.memory)?;

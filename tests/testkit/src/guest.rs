@@ -1,4 +1,4 @@
-//! What tests do inside a guest, through its agent.
+//! Work in a guest, through its agent: commands, Python code, files.
 
 use anyhow::{Context, bail};
 use forkd_agent_client::{Captured, Client, Identified, Options};
@@ -6,17 +6,17 @@ use forkd_guest_proto::{EvalRequest, ExecRequest, IdentityRequest, NetworkReques
 
 use crate::{Vm, procfs};
 
-/// Where the test program lies inside a guest.
+/// Path of the test program in a guest.
 const SELF: &str = "/var/tmp/forkd-e2e";
 
-/// How many lines of a console are shown.
+/// Lines of the console in an error.
 const LAST_WORDS: usize = 30;
 
 impl Vm {
     /// Connects to the agent.
     pub async fn agent(&self) -> anyhow::Result<Client> {
         let options = Options {
-            // A guest in an emulated machine under load is slow, not dead.
+            // A guest in an emulated machine under load is slow.
             timeout: std::time::Duration::from_secs(60),
             ..Options::default()
         };
@@ -28,7 +28,7 @@ impl Vm {
         }
     }
 
-    /// How a VMM that is gone ended, and what its guest said last.
+    /// How the VMM ended, and the last lines of the console.
     async fn last_words(&self) -> String {
         let console = self.console();
         let last: Vec<&str> = console.lines().rev().take(LAST_WORDS).collect();
@@ -38,7 +38,8 @@ impl Vm {
         )
     }
 
-    /// Waits until the agent answers. A fork has an agent that was ready long ago and gives no signal.
+    /// Waits until the agent answers. The agent of a child was ready before the cut and sends no ready
+    /// signal.
     pub async fn answers(&self) -> anyhow::Result<()> {
         self.agent().await?.ping().await?;
         Ok(())
@@ -49,8 +50,7 @@ impl Vm {
         Ok(self.agent().await?.exec_capture(request).await?)
     }
 
-    /// Runs a program and gives its standard output without the last line end; anything but success is an
-    /// error.
+    /// Runs a program and returns its stdout without the last newline. Fails unless the program succeeds.
     pub async fn output(&self, request: ExecRequest) -> anyhow::Result<String> {
         let captured = self.exec(request.clone()).await?;
         let stdout = String::from_utf8_lossy(&captured.stdout);
@@ -65,7 +65,7 @@ impl Vm {
         Ok(stdout.trim_end().to_owned())
     }
 
-    /// Runs a line of shell.
+    /// Runs a shell command.
     pub async fn sh(&self, command: &str) -> anyhow::Result<String> {
         self.output(ExecRequest {
             shell: Some(command.to_owned()),
@@ -74,7 +74,7 @@ impl Vm {
         .await
     }
 
-    /// Runs a Python program in a process of its own.
+    /// Runs a Python program in a new process.
     pub async fn python(&self, program: &str, args: &[&str]) -> anyhow::Result<String> {
         let mut argv = vec!["python3", "-c", program];
         argv.extend(args);
@@ -85,7 +85,7 @@ impl Vm {
         .await
     }
 
-    /// Runs code in the warm Python interpreter and gives the value of its last expression as JSON.
+    /// Runs code in the warm interpreter and returns the value of its last expression as JSON.
     pub async fn eval(&self, code: &str) -> anyhow::Result<serde_json::Value> {
         let request = EvalRequest {
             code: code.to_owned(),
@@ -110,7 +110,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Copies the running program into the guest.
+    /// Copies the running test program into the guest.
     pub async fn put_self(&self) -> anyhow::Result<()> {
         let program = tokio::fs::File::open(std::env::current_exe()?).await?;
         let request = WriteRequest {
@@ -123,7 +123,7 @@ impl Vm {
         Ok(())
     }
 
-    /// How to run the guest half of a scenario. [`Self::put_self`] comes before.
+    /// The request that runs the guest half of a scenario. Call [`Self::put_self`] before.
     pub fn guest_half(&self, name: &str, args: &[&str]) -> ExecRequest {
         let mut argv = vec![SELF, "guest", name];
         argv.extend(args);
@@ -133,7 +133,7 @@ impl Vm {
         }
     }
 
-    /// Makes a fork a machine of its own, as the controller does before anything else.
+    /// Gives a child its own identity, as the daemon does.
     pub async fn identify(
         &self,
         hostname: &str,
@@ -145,6 +145,7 @@ impl Vm {
             generation: hex::encode(generation),
             entropy: hex::encode(entropy),
             hostname: Some(hostname.to_owned()),
+            machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
             network,
             hook_timeout_ms: Some(60_000),
             ..Default::default()

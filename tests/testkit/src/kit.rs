@@ -1,4 +1,6 @@
-//! The kit: one `forkd-spawn`, one work folder, and VMs made with them.
+//! [`Kit`]: one `forkd-spawn`, one work folder, and the VMs made with them.
+//!
+//! Dropping the kit ends `forkd-spawn`, and with it every VM of the test.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,11 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use forkd_types::{MiB, SandboxId};
+use forkd_types::{Engine, MiB, SandboxId};
 use forkd_vmm_link::{Endings, Spawner, Taken, Vmm};
+use forkd_vmm_proto::spawn::{Jail, Limits};
 use forkd_vmm_proto::{
-    BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, LINUX_CMDLINE, MemoryImage, NetBackend,
-    NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
+    BootSpec, Command as VmmCommand, ConsoleSpec, CpuModel, ImageId, LINUX_CMDLINE, MemoryImage,
+    NetAttachment, NetBackend, NetSpec, PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
 };
 use tempfile::TempDir;
 
@@ -23,45 +26,41 @@ use crate::ends::Ends;
 use crate::vm::Parts;
 use crate::{Assets, Disk, Fds, Frozen, Vm};
 
-/// How much of each console a failed test shows.
+/// Lines of each console that a failed test shows.
 const CONSOLE_LINES: usize = 40;
 
-/// The most bytes a guest's console may fill.
+/// Upper bound on the size of a console file.
 const CONSOLE_LIMIT: u64 = 16 << 20;
 
-/// What a guest boots from.
+/// The root file system of a guest.
 #[derive(Debug)]
 pub enum Root {
     /// The root image with an empty layer over it.
     Fresh,
-    /// A disk that was used before.
+    /// A disk from an earlier VM.
     Disk(Disk),
-    /// No disk: the guest lives in its initramfs.
+    /// No disk: the guest stays in its initramfs.
     None,
 }
 
-/// How a VM is booted. The default is the machine most tests want.
+/// Options of a boot. The default suits most tests.
 #[derive(Debug)]
 pub struct BootOptions {
-    /// Memory.
     pub memory: MiB,
-    /// vCPUs.
     pub vcpus: u8,
-    /// CPU features.
     pub cpu: CpuModel,
-    /// Kernel; the uncompressed one by default.
+    /// The kernel; the uncompressed one by default.
     pub kernel: Option<PathBuf>,
-    /// Appended to the default kernel command line.
+    /// Words to append to the default kernel command line.
     pub cmdline: String,
-    /// The root disk.
     pub root: Root,
     /// Disks after the root disk.
     pub disks: Vec<Disk>,
-    /// A descriptor that carries frames.
+    /// Network back end and its descriptor.
     pub net: Option<(NetBackend, OwnedFd)>,
-    /// The most bytes a second on the console; 0 is no limit.
+    /// Upper bound on console bytes per second; 0 for no limit.
     pub console_rate: u64,
-    /// The most bytes the console file takes.
+    /// Upper bound on the size of the console file.
     pub console_limit: u64,
 }
 
@@ -82,16 +81,15 @@ impl Default for BootOptions {
     }
 }
 
-/// How a child is started. The default is what most tests want.
+/// Options of a restore. The default suits most tests.
 #[derive(Debug)]
 pub struct ForkOptions {
-    /// A descriptor that carries frames; needed exactly if the parent had one.
+    /// Network back end and its descriptor. Required if and only if the parent had one.
     pub net: Option<(NetBackend, OwnedFd)>,
-    /// The generation id.
     pub generation: [u8; 16],
-    /// Pages that are made present before it runs: a file of [`Vm::working_set`].
+    /// A file of [`Vm::working_set`]: pages to make present before the child runs.
     pub prefault: Option<PathBuf>,
-    /// Start at once.
+    /// Whether the vCPUs run at once.
     pub run: bool,
 }
 
@@ -106,7 +104,7 @@ impl Default for ForkOptions {
     }
 }
 
-/// A new work folder for a [`Kit`], which is removed when it is dropped.
+/// A new work folder. Dropping it removes the folder.
 pub fn work_folder() -> std::io::Result<TempDir> {
     let parent = std::env::var_os("FORKD_E2E_WORK").map_or(std::env::temp_dir(), PathBuf::from);
     tempfile::Builder::new()
@@ -114,7 +112,7 @@ pub fn work_folder() -> std::io::Result<TempDir> {
         .tempdir_in(parent)
 }
 
-/// What the guests below a work folder said last, for a test that has failed.
+/// The last lines of all consoles below a work folder, for a failed test.
 pub fn last_of_consoles(work: &Path) -> String {
     let mut all = String::new();
     let folders = std::fs::read_dir(work).into_iter().flatten().flatten();
@@ -131,10 +129,9 @@ pub fn last_of_consoles(work: &Path) -> String {
     all
 }
 
-/// One `forkd-spawn` in a work folder; it ends with the kit.
+/// One `forkd-spawn` in a work folder. It ends with the kit.
 #[derive(Debug)]
 pub struct Kit {
-    /// What guests are made of.
     pub assets: Assets,
     /// The connection to `forkd-spawn`.
     pub spawner: Spawner,
@@ -161,7 +158,7 @@ impl Kit {
         })
     }
 
-    /// Drops the connection to `forkd-spawn` and makes a new one, as a controller that comes back does.
+    /// Reconnects to `forkd-spawn`, as a restarted daemon does.
     pub async fn reconnect(&mut self) -> anyhow::Result<()> {
         let (spawner, endings) = connect(&self.work.join("spawn.sock")).await?;
         self.spawner = spawner;
@@ -169,12 +166,10 @@ impl Kit {
         Ok(())
     }
 
-    /// The work folder, on a real disk.
     pub fn work(&self) -> &Path {
         &self.work
     }
 
-    /// The process id of `forkd-spawn`.
     pub fn spawner_pid(&self) -> u32 {
         self.process.id()
     }
@@ -186,14 +181,13 @@ impl Kit {
         Ok(())
     }
 
-    /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. Machines of the old one go on as long as
-    /// somebody holds their sockets.
+    /// Starts another `forkd-spawn` after [`Self::kill_spawner`]. The machines of the old one are gone.
     pub async fn restart_spawner(&mut self) -> anyhow::Result<()> {
         self.process = start_spawner(&self.assets, &self.work.join("spawn.sock"))?;
         self.reconnect().await
     }
 
-    /// A fresh folder below the work folder.
+    /// A new folder below the work folder.
     pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.work.join(format!("{name}-{number}"));
@@ -201,15 +195,23 @@ impl Kit {
         Ok(path)
     }
 
-    /// An id no other VM has.
+    /// An ID that no other VM has.
     pub fn fresh_id(&self) -> SandboxId {
         SandboxId::from_parts(1, rand::random())
     }
 
-    /// Takes a shell.
+    /// Takes a shell from `forkd-spawn`.
     pub async fn shell(&self, shape: Shape) -> anyhow::Result<Taken> {
         let id = self.fresh_id();
-        let mut taken = self.spawner.take(shape, std::slice::from_ref(&id)).await?;
+        let mut taken = self
+            .spawner
+            .take(
+                shape,
+                std::slice::from_ref(&id),
+                &Limits::default(),
+                Jail::default(),
+            )
+            .await?;
         taken.pop().context("the shell died")
     }
 
@@ -220,9 +222,10 @@ impl Kit {
         Ok(vm)
     }
 
-    /// Boots a VM and waits for nothing.
+    /// Boots a VM without waiting for its agent.
     pub async fn boot_without_agent(&self, options: BootOptions) -> anyhow::Result<Vm> {
         let shape = Shape {
+            engine: Engine::FORKD,
             memory: options.memory,
             vcpus: options.vcpus,
             cpu: options.cpu,
@@ -240,7 +243,6 @@ impl Kit {
             Root::None => {}
         }
         disks.extend(options.disks);
-        let net = options.net.is_some();
         let spec = BootSpec {
             kernel: fds.add(File::open(kernel)?),
             initramfs: Some(fds.add(File::open(&self.assets.initramfs)?)),
@@ -251,7 +253,8 @@ impl Kit {
                 .iter()
                 .map(|disk| disk.spec(&mut fds))
                 .collect::<Result<_, _>>()?,
-            net: options.net.map(|(kind, fd)| net_spec(&mut fds, kind, fd)),
+            net: net_spec(&mut fds, options.net),
+            mac: mac(),
             vsock: vsock(&mut fds, folder)?,
             console: console(
                 &mut fds,
@@ -264,16 +267,16 @@ impl Kit {
         };
         let command = VmmCommand::Boot(Box::new(spec));
         vm.vmm.run(command, &fds.borrow()).await?;
-        vm.filled(disks, net).await;
+        vm.filled(disks).await;
         Ok(vm)
     }
 
-    /// Starts a child from a frozen machine; its agent has not been asked anything yet.
+    /// Starts a child. Its agent has not been contacted yet.
     pub async fn fork(&self, frozen: &Frozen) -> anyhow::Result<Vm> {
         self.fork_with(frozen, ForkOptions::default()).await
     }
 
-    /// Starts a child and makes it a machine of its own.
+    /// Starts a child and gives it an identity.
     pub async fn fork_named(&self, frozen: &Frozen, hostname: &str) -> anyhow::Result<Vm> {
         let vm = self.fork(frozen).await?;
         vm.answers().await?;
@@ -288,10 +291,10 @@ impl Kit {
         Ok(vm)
     }
 
-    /// A shell with nothing in it.
+    /// A shell without content.
     pub async fn empty(&self, shape: Shape) -> anyhow::Result<Vm> {
         let taken = self.shell(shape).await?;
-        let (vmm, events) = Vmm::new(taken.control, 0)?;
+        let (vmm, events) = Vmm::new(taken.control, 0, taken.vm.capabilities)?;
         Vm::new(Parts {
             process: taken.vm,
             vmm,
@@ -301,7 +304,7 @@ impl Kit {
         })
     }
 
-    /// Fills a shell from a frozen machine. A shell that refuses can be asked again.
+    /// Restores a frozen VM in a shell. A shell that refuses can be used again.
     pub async fn restore(
         &self,
         vm: &Vm,
@@ -321,7 +324,6 @@ impl Kit {
                 }
             })
             .collect::<Result<_, _>>()?;
-        let net = options.net.is_some();
         let spec = RestoreSpec {
             state: fds.add(File::open(&frozen.state)?),
             memory: memory(frozen, &mut fds)?,
@@ -329,7 +331,7 @@ impl Kit {
                 .iter()
                 .map(|disk| disk.spec(&mut fds))
                 .collect::<Result<_, _>>()?,
-            net: options.net.map(|(kind, fd)| net_spec(&mut fds, kind, fd)),
+            net: net_spec(&mut fds, options.net),
             vsock: vsock(&mut fds, vm.folder())?,
             console: console(&mut fds, vm.folder(), 0, CONSOLE_LIMIT)?,
             generation: options.generation,
@@ -344,19 +346,19 @@ impl Kit {
             std::fs::remove_dir_all(&layers)?;
             return Err(error.into());
         }
-        vm.filled(disks, net).await;
+        vm.filled(disks).await;
         *vm.base().await = Some(Base {
             frozen: frozen.clone(),
-            image: 0,
+            image: ImageId::START,
         });
         Ok(())
     }
 
-    /// Takes over VMs that an earlier connection started. Those that are not dropped go on.
+    /// Adopts VMs that an earlier connection started.
     pub async fn adopt(&self, folder: &Path, epoch: u32) -> anyhow::Result<Vec<Vm>> {
         let mut vms = Vec::new();
         for taken in self.spawner.adopt().await? {
-            let (vmm, events) = Vmm::new(taken.control, epoch)?;
+            let (vmm, events) = Vmm::new(taken.control, epoch, taken.vm.capabilities)?;
             vms.push(Vm::new(Parts {
                 process: taken.vm,
                 vmm,
@@ -371,7 +373,7 @@ impl Kit {
 
 impl Drop for Kit {
     fn drop(&mut self) {
-        // Both fail only when it has ended already; its VMMs end when its sockets close.
+        // Both calls fail only if the process has ended already. Its VMMs end when its sockets close.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -430,13 +432,17 @@ fn console(fds: &mut Fds, folder: &Path, rate: u64, limit: u64) -> anyhow::Resul
     })
 }
 
-fn net_spec(fds: &mut Fds, kind: NetBackend, fd: OwnedFd) -> NetSpec {
+fn mac() -> [u8; 6] {
     let random: [u8; 5] = rand::random();
-    let mac = [0x02, random[0], random[1], random[2], random[3], random[4]];
+    [0x02, random[0], random[1], random[2], random[3], random[4]]
+}
+
+fn net_spec(fds: &mut Fds, backend: Option<(NetBackend, OwnedFd)>) -> NetSpec {
     NetSpec {
-        backend: fds.add(fd),
-        kind,
-        mac,
+        backend: backend.map(|(kind, fd)| NetAttachment {
+            fd: fds.add(fd),
+            kind,
+        }),
         rate: RateLimit::default(),
     }
 }

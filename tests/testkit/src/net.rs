@@ -1,4 +1,6 @@
-//! A network for one guest: a namespace of its own on the host, with a tap device in it.
+//! A network for one guest: a namespace on the host with a tap device in it.
+//!
+//! [`Pump`] connects a tap device to a socket, for the socket back end of the network device. Needs root.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -13,12 +15,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The interface in the namespace.
+/// Name of the interface in the namespace.
 const TAP: &str = "tap0";
-/// Longer than any frame.
-const FRAME: usize = 65_536;
+/// Longer than any frame with its header.
+const FRAME: usize = 66_000;
 
-/// A network namespace; gone when dropped.
+/// A network namespace. Dropping it deletes the namespace.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -26,7 +28,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one with its loopback up.
+    /// Creates a namespace with its loopback device up.
     pub fn new() -> anyhow::Result<Self> {
         let name = format!("forkd-{:08x}", rand::random::<u32>());
         ip(&["netns", "add", &name])?;
@@ -36,16 +38,15 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Makes a tap device with an address, up. With `header` it is what a VMM takes as
-    /// [`forkd_vmm_proto::NetBackend::Tap`].
-    pub fn tap(&self, address: &str, header: bool) -> anyhow::Result<OwnedFd> {
-        let tap = self.inside(move || forkd_sys::open_tap(TAP, header))??;
+    /// Makes a tap device with an address, up: a [`forkd_vmm_proto::NetBackend::Tap`].
+    pub fn tap(&self, address: &str) -> anyhow::Result<OwnedFd> {
+        let tap = self.inside(|| forkd_sys::open_tap(TAP))??;
         self.ip(&["addr", "add", address, "dev", TAP])?;
         self.ip(&["link", "set", TAP, "up"])?;
         Ok(tap)
     }
 
-    /// Runs a function on a thread inside the namespace, to its end.
+    /// Runs a function to its end on a thread in the namespace.
     pub fn inside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -55,7 +56,7 @@ impl Namespace {
             .map_err(|_| anyhow::anyhow!("a thread in the namespace panicked"))
     }
 
-    /// Starts a thread inside the namespace.
+    /// Starts a thread in the namespace.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -84,7 +85,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // What is left behind is an empty namespace with a random name.
+        // A failure leaves an empty namespace with a random name.
         let _ = ip(&["netns", "del", &self.name]);
     }
 }
@@ -103,7 +104,7 @@ fn ip(args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Carries frames between a tap device and a socket, until dropped.
+/// Copies frames between a tap device and a socket until it is dropped.
 #[derive(Debug)]
 pub struct Pump {
     stop: Arc<AtomicBool>,
@@ -111,8 +112,7 @@ pub struct Pump {
 }
 
 impl Pump {
-    /// Starts carrying; gives the end of the socket that a VMM takes as
-    /// [`forkd_vmm_proto::NetBackend::Socket`].
+    /// Starts copying. Returns the end of the socket for [`forkd_vmm_proto::NetBackend::Socket`].
     pub fn start(tap: OwnedFd) -> anyhow::Result<(Self, OwnedFd)> {
         let (near, far) = socketpair(
             AddressFamily::UNIX,
@@ -141,13 +141,13 @@ impl Drop for Pump {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A pump that panicked has shown it already: nothing came through.
+            // A panic of the thread shows up in the test: no frame arrives.
             let _ = thread.join();
         }
     }
 }
 
-/// Waits for a frame on either side, a moment at most, and carries it over.
+/// Waits a short time for a frame on either side, and copies it.
 fn carry(tap: &OwnedFd, socket: &OwnedFd) -> std::io::Result<()> {
     let mut ready = [
         PollFd::new(tap, PollFlags::IN),
@@ -173,7 +173,7 @@ fn carry(tap: &OwnedFd, socket: &OwnedFd) -> std::io::Result<()> {
         && let Some(length) = read_frame(socket, &mut frame)?
     {
         match rustix::io::write(tap, frame.get(..length).unwrap_or_default()) {
-            // A frame that the interface does not take is lost, as on any network.
+            // A frame that the interface refuses is lost, as on any network.
             Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INVAL) => {}
             Err(error) => return Err(error.into()),
         }

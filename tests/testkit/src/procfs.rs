@@ -1,13 +1,15 @@
-//! What the host's kernel says about processes.
+//! Reads facts about processes from `/proc`.
+//!
+//! Processes may end at any time, so a missing file means that the process is gone.
 
 use std::time::Duration;
 
 use anyhow::Context;
 
-/// Mappings of this size or more that lie side by side are guest memory.
+/// Adjacent mappings of at least this size are guest memory.
 const GUEST_MEMORY_KIB: u64 = 48 * 1024;
 
-/// Memory of a process, KiB.
+/// Memory of a process in KiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Proportional share of everything that is not guest memory.
@@ -16,8 +18,8 @@ pub struct Memory {
     pub guest_pss: u64,
 }
 
-/// Reads the memory of a VMM. Its thread stacks and heaps are far smaller than any guest, so size tells
-/// guest memory from its own.
+/// Reads the memory of a VMM. Stacks and heaps are far smaller than any guest, so guest memory is recognised
+/// by its size.
 pub fn memory(pid: u32) -> anyhow::Result<Memory> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))
         .with_context(|| format!("there is no process {pid}"))?;
@@ -48,13 +50,13 @@ pub fn memory(pid: u32) -> anyhow::Result<Memory> {
 struct Region {
     start: u64,
     end: u64,
-    /// Readable: address space that is only reserved is not, and separates heaps from each other.
+    /// Whether the mapping is readable. Reserved address space is not; it separates heaps from each other.
     accessible: bool,
     pss: u64,
 }
 
 impl Region {
-    /// Reads the first line of an entry: `start-end perms …`.
+    /// Parses the first line of an entry: `start-end perms …`.
     fn begin(line: &str) -> Option<Self> {
         let (range, rest) = line.split_once(' ')?;
         let (start, end) = range.split_once('-')?;
@@ -76,13 +78,13 @@ fn kib(line: &str, field: &str) -> Option<u64> {
         .ok()
 }
 
-/// Processor time that the threads of a VMM have used, its vCPUs left out.
+/// CPU time of the threads of a VMM, without its vCPUs.
 pub fn own_time(pid: u32) -> anyhow::Result<Duration> {
     let mut ticks = 0;
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
         .with_context(|| format!("there is no process {pid}"))?;
     for task in tasks {
-        // A thread may end while we look.
+        // A thread may end at any time.
         let Ok(stat) = std::fs::read_to_string(task?.path().join("stat")) else {
             continue;
         };
@@ -95,7 +97,7 @@ pub fn own_time(pid: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_millis(ticks * 1000 / per_second))
 }
 
-/// Fields 14 and 15 of a line of which the first two are cut off.
+/// Fields 14 and 15 of a line without its first two fields.
 fn thread_ticks(rest: &str) -> u64 {
     rest.split_whitespace()
         .skip(11)
@@ -104,12 +106,12 @@ fn thread_ticks(rest: &str) -> u64 {
         .sum()
 }
 
-/// How many descriptors a process has open.
+/// Number of open descriptors of a process.
 pub fn open_files(pid: u32) -> anyhow::Result<usize> {
     Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// The children of a process that still run.
+/// The running child processes of a process.
 pub fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -117,7 +119,7 @@ pub fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
         let Some(child) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // A process may end while we look.
+        // A process may end at any time.
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{child}/stat")) else {
             continue;
         };
@@ -134,10 +136,9 @@ pub fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// The processes that the first thread of a process has started and not waited for. Much faster than
-/// [`children`].
+/// The child processes of the first thread that were not waited for. Much faster than [`children`].
 pub fn started_by(pid: u32) -> Vec<u32> {
-    // No such file: it has ended, and its children with it.
+    // A missing file means that the process has ended.
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     text.unwrap_or_default()
         .split_whitespace()
@@ -145,7 +146,7 @@ pub fn started_by(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Other processes that have a file below a folder open, whoever started them.
+/// Other processes that have a file below a folder open.
 pub fn using(folder: &std::path::Path) -> anyhow::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -157,7 +158,7 @@ pub fn using(folder: &std::path::Path) -> anyhow::Result<Vec<u32>> {
         else {
             continue;
         };
-        // A process may end while we look.
+        // A process may end at any time.
         let Ok(mut files) = std::fs::read_dir(entry.path().join("fd")) else {
             continue;
         };
@@ -184,7 +185,7 @@ pub fn is_alive(pid: u32) -> bool {
         .unwrap_or(false)
 }
 
-/// What programs on this host could still get, KiB.
+/// `MemAvailable` of this host in KiB.
 pub fn available_memory() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     text.lines()

@@ -1,10 +1,11 @@
-//! A running guest.
+//! [`Vm`]: a running VM with its VMM.
+//!
+//! A `Vm` keeps track of the disks and of the image that the next cut is based on. Dropping it kills the VMM.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -19,9 +20,9 @@ use crate::cut::Base;
 use crate::ends::Ends;
 use crate::{Disk, Fds, procfs};
 
-/// How long a guest may take to boot on a slow, loaded machine.
+/// Timeout for a boot on a slow, loaded host.
 const READY_LIMIT: Duration = Duration::from_secs(200);
-/// How long a process may take to be reported as ended.
+/// Timeout for the report of a process's end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// A VM and its VMM. Dropping it kills the VMM, unless it was [released](Self::release).
@@ -29,7 +30,6 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 pub struct Vm {
     /// The VMM process.
     pub process: Process,
-    /// Its control socket.
     pub vmm: Vmm,
     pidfd: Option<OwnedFd>,
     events: Mutex<VmmEvents>,
@@ -37,10 +37,9 @@ pub struct Vm {
     folder: PathBuf,
     disks: Mutex<Vec<Disk>>,
     base: Mutex<Option<Base>>,
-    net: AtomicBool,
 }
 
-/// What a [`Vm`] is made of.
+/// The parts of a [`Vm`].
 pub(crate) struct Parts {
     pub process: Process,
     pub vmm: Vmm,
@@ -61,39 +60,30 @@ impl Vm {
             folder: parts.folder,
             disks: Mutex::default(),
             base: Mutex::default(),
-            net: AtomicBool::new(false),
         })
     }
 
     /// Notes what the machine was filled with.
-    pub(crate) async fn filled(&self, disks: Vec<Disk>, net: bool) {
+    pub(crate) async fn filled(&self, disks: Vec<Disk>) {
         *self.disks.lock().await = disks;
-        self.net.store(net, Ordering::Relaxed);
     }
 
-    /// The VM's own folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The process id of the VMM.
     pub fn pid(&self) -> u32 {
         self.process.pid
     }
 
-    /// The socket that leads to the guest's ports.
+    /// The vsock socket of the VM.
     pub fn agent_socket(&self) -> PathBuf {
         self.folder.join("vsock.sock")
     }
 
-    /// Its disks as they are now, to boot another machine from.
+    /// The disks as they are now, to boot another VM from.
     pub async fn disks(&self) -> Vec<Disk> {
         self.disks.lock().await.clone()
-    }
-
-    /// Whether it has a network device.
-    pub(crate) fn has_net(&self) -> bool {
-        self.net.load(Ordering::Relaxed)
     }
 
     /// What a cut of only what changed builds on; none for a machine that was booted and never cut.
@@ -101,18 +91,18 @@ impl Vm {
         self.base.lock().await
     }
 
-    /// Its disks, to be changed.
+    /// Locks the disks for a change.
     pub(crate) async fn disks_now(&self) -> tokio::sync::MutexGuard<'_, Vec<Disk>> {
         self.disks.lock().await
     }
 
-    /// What the guest has printed on its serial console.
+    /// The output on the serial console.
     pub fn console(&self) -> String {
         let bytes = std::fs::read(self.folder.join("console.log")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits for the ready signal that the agent gives once in its life, after the boot.
+    /// Waits for the ready signal that the agent sends once, after the boot.
     pub async fn wait_ready(&self) -> anyhow::Result<()> {
         self.wait_event(READY_LIMIT, |event| matches!(event, Event::AgentReady))
             .await
@@ -125,7 +115,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Waits for an event, passing over others. A VM that stops instead is an error.
+    /// Waits for an event and skips others. Fails if the VM stops.
     pub async fn wait_event(
         &self,
         limit: Duration,
@@ -149,7 +139,7 @@ impl Vm {
         .context("no such event in time")?
     }
 
-    /// Waits until the VM has stopped by itself: why, and how its process ended.
+    /// Waits until the VM has stopped by itself. Returns the cause and the end of the process.
     pub async fn wait_stopped(&self) -> anyhow::Result<(StopCause, HowEnded)> {
         let event = self
             .wait_event(READY_LIMIT, |event| matches!(event, Event::Stopped { .. }))
@@ -167,25 +157,24 @@ impl Vm {
             .context("the end of the VMM was not reported")
     }
 
-    /// Ends the VM and waits until its process is gone.
+    /// Ends the VM and waits for the end of its process.
     pub async fn stop(&self) -> anyhow::Result<HowEnded> {
-        // The VMM may be gone before its answer is read.
+        // The VMM may exit before its response is read.
         let _ = self.vmm.call(Command::Stop, &[]).await;
         self.wait_end().await
     }
 
-    /// Kills the VMM process.
     pub fn kill(&self) {
         if let Some(pidfd) = &self.pidfd {
-            // The only failure left is that it has ended already.
+            // The only possible failure is that the process has ended already.
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
     }
 
-    /// Kills it and removes what is its own: its folder and the layers it writes.
+    /// Kills the VMM and removes the VM's folder and its top layers.
     pub async fn remove(self) -> anyhow::Result<()> {
         self.kill();
-        // Not every `forkd-spawn` that could tell is still there.
+        // The `forkd-spawn` that would report the end may be gone.
         let gone = async {
             while procfs::is_alive(self.pid()) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -202,13 +191,13 @@ impl Vm {
         Ok(())
     }
 
-    /// Lets go of the VM without ending it: `forkd-spawn` still holds its socket.
+    /// Gives up the VM without ending it: `forkd-spawn` still holds its control socket.
     pub fn release(mut self) -> Process {
         self.pidfd = None;
         self.process.clone()
     }
 
-    /// Writes down which pages the guest has touched since it was restored.
+    /// Writes the list of pages that the guest has touched since the restore.
     pub async fn working_set(&self, path: &Path) -> anyhow::Result<()> {
         let mut fds = Fds::default();
         let output = fds.add(File::create(path)?);
@@ -217,14 +206,13 @@ impl Vm {
         Ok(())
     }
 
-    /// A counter of the VMM by name; 0 when it has not been touched.
+    /// A counter of the VMM by name; 0 if it was never incremented.
     pub async fn counter(&self, name: &str) -> anyhow::Result<u64> {
         let counters = self.counters().await?;
         let found = counters.iter().find(|(counter, _)| counter == name);
         Ok(found.map_or(0, |(_, value)| *value))
     }
 
-    /// All counters of the VMM.
     pub async fn counters(&self) -> anyhow::Result<Vec<(String, u64)>> {
         match self.vmm.call(Command::Counters, &[]).await? {
             Reply::Counters(counters) => Ok(counters.0),

@@ -49,6 +49,10 @@ pub struct BranchRequest {
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub parent_tag: Option<String>,
+    /// Freeze the processes in the guest for the cut, so that none runs in a child before the child has random numbers,
+    /// names and a clock of its own. Fails if a process cannot be frozen within two seconds.
+    #[serde(default)]
+    pub freeze: bool,
 }
 
 impl Default for BranchRequest {
@@ -61,6 +65,7 @@ impl Default for BranchRequest {
             measure_diff: false,
             wait: true,
             parent_tag: None,
+            freeze: false,
         }
     }
 }

@@ -73,6 +73,10 @@ pub struct ForkRequest {
     /// Labels of the children.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Freeze the processes in the guest for the cut, so that none runs in a child before the child has random numbers,
+    /// names and a clock of its own. Fails if a process cannot be frozen within two seconds.
+    #[serde(default)]
+    pub freeze: bool,
 }
 
 fn one() -> u32 {

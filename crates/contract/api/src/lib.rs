@@ -11,6 +11,7 @@ mod error;
 mod events;
 mod exec;
 mod files;
+mod limits;
 pub mod routes;
 mod sandboxes;
 mod snapshots;
@@ -29,6 +30,7 @@ pub use exec::{
     ProcessStarted, SignalRequest, TerminalInput, TerminalStart,
 };
 pub use files::{FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest, WriteResult};
+pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequest};
 pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
 pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::ErrorBody;
+use crate::{ErrorBody, LimitsRequest};
 
 /// Body of `POST /v1/sandboxes`: start children of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,9 +24,13 @@ pub struct CreateSandboxes {
     /// Give each child a network namespace of its own.
     #[serde(default)]
     pub per_child_netns: bool,
-    /// Limit on host memory for each child, in MiB.
+    /// The same as `limits.memory_mib`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 16, maximum = 16777216)]
     pub memory_limit_mib: Option<u64>,
+    /// Limits on each child *(extension)*.
+    #[serde(default, skip_serializing_if = "LimitsRequest::is_empty")]
+    pub limits: LimitsRequest,
     /// Taken for compatibility; every branch is incremental without it.
     #[serde(default)]
     pub prewarm: bool,
@@ -54,6 +58,7 @@ impl Default for CreateSandboxes {
             n: one(),
             per_child_netns: false,
             memory_limit_mib: None,
+            limits: LimitsRequest::default(),
             prewarm: false,
             live_fork: false,
             hugepages: false,

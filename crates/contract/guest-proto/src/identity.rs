@@ -1,10 +1,14 @@
-//! A fork is a new machine.
+//! The request that makes a child a machine of its own.
 
 use serde::{Deserialize, Serialize};
 
 use crate::NetworkRequest;
 
-/// Makes the guest a machine of its own. Answered when everything is done; what is missing stays as it is.
+/// Makes the guest a machine of its own. Fields that are missing leave their part of the guest as it is.
+///
+/// The agent changes the machine (clock, kernel generator, connections, names), asks the interpreters to reseed,
+/// thaws user processes, waits for the interpreters and runs the hooks. The response comes last. If the kernel or an
+/// interpreter could not be reseeded, the response is an error and the child must not be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IdentityRequest {
@@ -16,7 +20,7 @@ pub struct IdentityRequest {
     /// The new host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// 32 hexadecimal digits; drawn by the agent when missing.
+    /// New machine ID, 32 hexadecimal digits. A roll-back sends none: the guest stays the machine it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
     /// The wall clock at the moment of sending, nanoseconds since the epoch.
@@ -55,6 +59,8 @@ pub struct IdentityReport {
     pub reseeded: bool,
     /// Interpreters that were reseeded.
     pub interpreters: Vec<String>,
+    /// User processes were frozen and run now.
+    pub thawed: bool,
     /// Connections that were reset, and how.
     pub connections_reset: u32,
     /// Which way they were reset.

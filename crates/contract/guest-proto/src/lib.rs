@@ -60,15 +60,16 @@ pub use interp::{
     Warmup,
 };
 pub use machine::{
-    ClockRequest, ClockState, CpuMetrics, DiskMetrics, MemoryMetrics, Metrics, NetworkRequest,
-    Pong, QuiesceReport, QuiesceRequest, ShutdownMode, ShutdownRequest,
+    ClockRequest, ClockState, CpuMetrics, DiskMetrics, FreezeReport, FreezeRequest, MemoryMetrics,
+    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, ShutdownMode, ShutdownRequest,
+    ThawReport,
 };
 pub use request::{Request, parse_request};
 pub use response::{Event, Outcome};
 
 /// The version both sides name in their hello. Agents and hosts of one version understand each other
 /// whatever their features are.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The vsock port that the agent listens on inside the guest.
 pub const AGENT_PORT: u32 = 1024;

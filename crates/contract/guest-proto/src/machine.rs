@@ -18,6 +18,8 @@ pub struct Pong {
     pub pid: u32,
     /// `guest`, `machine` or `process`.
     pub role: String,
+    /// User processes are frozen: see [`FreezeRequest`].
+    pub frozen: bool,
     /// Free and total memory are in the metrics; this is the kernel's release.
     pub kernel: String,
 }
@@ -32,6 +34,14 @@ pub struct ClockRequest {
     /// Move the wall clock by this, nanoseconds. Unlike a time, it does not age on its way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shift_ns: Option<i64>,
+}
+
+impl ClockRequest {
+    /// Carrying the request out would set or move the wall clock.
+    #[must_use]
+    pub const fn changes_time(&self) -> bool {
+        self.set_unix_ns.is_some() || self.shift_ns.is_some()
+    }
 }
 
 /// The clocks.
@@ -198,6 +208,40 @@ pub struct QuiesceReport {
     /// Parts that failed; the others are done.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+/// Freezes all user processes, before a cut. The agent itself goes on.
+///
+/// The frozen state is part of the cut: a child and a guest that is rolled back wake up with it. It ends with
+/// [`crate::Request::Thaw`] in the source, and with [`crate::Request::Identity`] in a child or after a roll-back, when
+/// the new identity is in force. Both leave user processes running, whether or not they were frozen.
+///
+/// While user processes are frozen the agent refuses to start others, with [`crate::ErrorCode::Busy`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FreezeRequest {
+    /// How long freezing may take; two seconds when missing. A process that cannot be frozen in time, such as one that
+    /// waits for a disk, is an error, and all processes run on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+}
+
+/// User processes are frozen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FreezeReport {
+    /// An earlier request had frozen them already.
+    pub was_frozen: bool,
+    /// Time from the request to the last process, microseconds.
+    pub took_us: u64,
+}
+
+/// User processes run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ThawReport {
+    /// They were frozen before.
+    pub was_frozen: bool,
 }
 
 /// Ends the guest. The response comes before the last step.

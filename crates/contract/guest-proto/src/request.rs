@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentError, AttachRequest, ClockRequest, DialRequest, ErrorCode, EvalRequest, ExecRequest,
-    IdentityRequest, InterpName, InterpStart, ListRequest, MkdirRequest, NetworkRequest, ProcessId,
-    QuiesceRequest, ReadRequest, RemoveRequest, RenameRequest, SetAttrRequest, ShutdownRequest,
-    SignalRequest, StatRequest, WatchRequest, WriteRequest,
+    FreezeRequest, IdentityRequest, InterpName, InterpStart, ListRequest, MkdirRequest,
+    NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest, RenameRequest,
+    SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest, WriteRequest,
 };
 
 /// What the host can ask for. Each line names the type of a successful response.
@@ -82,6 +82,10 @@ pub enum Request {
     Metrics,
     /// [`crate::QuiesceReport`].
     Quiesce(QuiesceRequest),
+    /// [`crate::FreezeReport`].
+    Freeze(FreezeRequest),
+    /// [`crate::ThawReport`].
+    Thaw,
     /// Nothing.
     Network(NetworkRequest),
     /// Nothing.

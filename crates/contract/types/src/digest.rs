@@ -20,9 +20,9 @@ pub struct InvalidDigest {
 }
 
 impl Digest {
-    /// The digits without the prefix: a file name.
+    /// The digits without the prefix, usable as a file name.
     pub fn hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(self.0)
     }
 }
 
@@ -33,15 +33,9 @@ impl FromStr for Digest {
         let error = || InvalidDigest {
             text: text.chars().take(80).collect(),
         };
-        let hex = text.strip_prefix("b3:").ok_or_else(error)?;
-        if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(error());
-        }
+        let digits = text.strip_prefix("b3:").ok_or_else(error)?;
         let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| error())?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| error())?;
-        }
+        hex::decode_to_slice(digits, &mut bytes).map_err(|_| error())?;
         Ok(Self(bytes))
     }
 }

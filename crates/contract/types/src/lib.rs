@@ -1,17 +1,22 @@
-//! The words every part of forkd shares.
+//! Names, sizes, digests and error helpers that every part of forkd shares.
 //!
-//! Each type here is parsed once, at the border, and is valid from then on: a function that takes a
-//! [`Tag`] never asks again whether the tag is safe to use as a file name.
+//! Each type is parsed once, at the border, and is valid from then on: a function that takes a [`Tag`] does not check
+//! again whether the tag is safe as a file name. The crate knows no operating system beyond `std`.
 
+mod chain;
 mod digest;
 mod dirs;
+mod engine;
 mod id;
-pub mod layer;
+mod path_error;
 mod size;
 mod tag;
 
+pub use chain::chain;
 pub use digest::{Digest, InvalidDigest};
 pub use dirs::data_dir;
+pub use engine::{Engine, InvalidEngine};
 pub use id::{InvalidSandboxId, SandboxId};
+pub use path_error::{PathError, path_error};
 pub use size::{InvalidSize, MiB, PAGE_SIZE};
 pub use tag::{InvalidTag, Tag};

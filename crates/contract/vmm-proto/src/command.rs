@@ -1,11 +1,12 @@
 //! What the controller asks, and what the VMM answers.
 
+use forkd_types::Engine;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    BootSpec, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec, FdIndex, RestoreSpec,
-    RollbackReport, RollbackSpec, Shape,
+    BootSpec, Capabilities, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec,
+    FdIndex, NetAttachment, PrepareSpec, RestoreSpec, RollbackReport, RollbackSpec, Shape,
 };
 
 /// A command with the number its answer will carry.
@@ -26,7 +27,7 @@ pub enum Command {
         version: u32,
     },
     /// Build the shell.
-    Prepare(Shape),
+    Prepare(PrepareSpec),
     /// Fill the shell from a kernel and run it.
     Boot(Box<BootSpec>),
     /// Fill the shell from frozen state.
@@ -53,6 +54,12 @@ pub enum Command {
         disk: u8,
         /// The layer.
         layer: FdIndex,
+    },
+    /// Exchange the back end of the network device, of a VM that runs or is paused. Frames that the guest has queued go
+    /// to the new back end; a frame of the old one that the guest has not taken yet is dropped.
+    SetNet {
+        /// The new back end; without one the device drops the frames of the guest.
+        backend: Option<NetAttachment>,
     },
     /// Press the power button; the guest decides what to do about it.
     PowerButton,
@@ -93,6 +100,10 @@ pub enum Reply {
         version: u32,
         /// The program's own version, for people.
         program: String,
+        /// The engine that the VMM is.
+        engine: Engine,
+        /// The abilities of the engine.
+        capabilities: Capabilities,
     },
     /// Done; there is nothing to say.
     Done,
@@ -133,7 +144,22 @@ pub enum VmmPhase {
     Paused,
 }
 
-/// Why a command was not carried out. The VM is as it was before the command.
+/// Why a command failed.
+///
+/// The VM after a failed command:
+///
+/// | command | state of the VM |
+/// |---|---|
+/// | `Hello`, `Prepare`, `Status`, `Counters` | unchanged |
+/// | `Boot` | the shell is used up; only `Stop` is left |
+/// | `Restore` | unchanged if the snapshot was refused while it was read and checked; else the shell is used up |
+/// | `Pause`, `Resume` | unchanged, in the phase that [`Command::Status`] reports |
+/// | `Cut`, `Checkpoint` before [`crate::Event::CutTaken`] | unchanged; the new disk layers are not in use |
+/// | `Cut`, `Checkpoint` after [`crate::Event::CutTaken`] | runs, on the new disk layers; there is no cut or checkpoint |
+/// | `Rollback` before the vCPUs were stopped | unchanged |
+/// | `Rollback` later | between two states: the VMM ends, with [`crate::Event::Stopped`] |
+/// | `DropCheckpoint`, `MergedLayer`, `SetNet`, `Balloon`, `PowerButton` | unchanged |
+/// | `WorkingSet` | unchanged; the output file may be half-written |
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]
 pub struct VmmError {

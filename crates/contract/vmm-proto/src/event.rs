@@ -72,7 +72,7 @@ pub enum ExitCode {
     BadStart = 21,
     /// The VMM itself failed.
     Internal = 70,
-    /// A system call outside the filter was tried.
+    /// A debug build made a system call outside its filter. A release build is killed by SIGSYS instead.
     Seccomp = 148,
 }
 

@@ -14,28 +14,40 @@
 //! kernel, filling one does not. Every command is answered by exactly one [`Reply`] with the same
 //! sequence number; [`Event`]s come unasked in between.
 
+mod budget;
 mod cmdline;
 mod command;
+mod counters;
+mod engine;
 mod event;
-mod page_map;
+mod fds;
+mod flags;
 pub mod spawn;
 mod spec;
+mod walls;
 mod wire;
 
+pub use budget::{MAX_DISK_LAYERS, MAX_FDS, restore_fds};
 pub use cmdline::LINUX_CMDLINE;
 pub use command::{Command, Reply, Request, ResponseTo, Status, VmmError, VmmErrorCode, VmmPhase};
+pub use counters::{COUNTERS, CounterInfo, CounterKind, KnownCounter};
+pub use engine::{Capabilities, Capability};
 pub use event::{Event, ExitCode, StopCause};
-pub use page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
+pub use fds::{FdList, TooManyFds};
+pub use flags::{Flag, FlagSet};
+// A cut writes a page map and a restore reads one.
+pub use forkd_formats::page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
-    BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutReport,
-    CutSpec, DeviceSlot, DiskSpec, FdIndex, MAX_DISKS, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB,
-    MemoryImage, NetBackend, NetSpec, PageIndex, PauseParts, RateLimit, RestoreSpec,
-    RollbackReport, RollbackSpec, Shape, VsockSpec,
+    BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutExtent,
+    CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex, ImageId, MAX_DISKS, MAX_MEMORY_MIB,
+    MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetAttachment, NetBackend, NetSpec, PageIndex,
+    PauseParts, PrepareSpec, RateLimit, RestoreSpec, RollbackReport, RollbackSpec, Shape,
+    VsockSpec,
 };
-pub use wire::{FromVmm, MAX_FDS, MAX_MESSAGE, WireError, decode, encode};
+pub use wire::{FromVmm, MAX_MESSAGE, WireError, decode, encode};
 
 /// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// The vsock port on the host side (CID 2) that the agent connects to once, when it is ready.
 pub const READY_PORT: u32 = 1;

@@ -2,18 +2,19 @@
 //!
 //! `forkd-spawn` starts VMM processes, keeps a pool of prepared shells and hands out their control
 //! sockets. It keeps a copy of every socket it hands out: a controller that dies and comes back asks for
-//! them again ([`SpawnCommand::Adopt`]) and finds every VM where it was. When `forkd-spawn` itself ends,
-//! the last copy closes and the VMMs end with it, so none is left behind.
+//! them again ([`SpawnCommand::Adopt`]) and finds every VM where it was. When `forkd-spawn` itself ends, the
+//! kernel kills every VMM it started. Its successor on the same socket kills what is left in their cgroups.
 //!
 //! The wire is that of the VMM protocol: one `SOCK_SEQPACKET` packet a message, descriptors alongside.
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use serde::{Deserialize, Serialize};
 
-use crate::Shape;
+pub use crate::walls::{IoLimit, Jail, Limits, MAX_CPU_WEIGHT, MAX_IO_LIMITS, Wall, Walls};
+use crate::{Capabilities, Shape};
 
 /// The version both sides name in their hello. `forkd-spawn` speaks to VMMs too, so it stands for that version as well.
-pub const SPAWN_VERSION: u32 = 1 << 16 | crate::PROTOCOL_VERSION;
+pub const SPAWN_VERSION: u32 = 2 << 16 | crate::PROTOCOL_VERSION;
 
 /// The most VMs one [`SpawnCommand::Take`] or one [`SpawnReply::Adopted`] speaks of.
 pub const MAX_BATCH: usize = 32;
@@ -51,13 +52,25 @@ pub enum SpawnCommand {
         shape: Shape,
         /// Who they are for; at most [`MAX_BATCH`].
         ids: Vec<SandboxId>,
+        /// Limits on each of the VMs. A limit that this host cannot keep refuses the whole command.
+        limits: Limits,
+        /// The jail that each of the VMs has to be in.
+        jail: Jail,
+    },
+    /// Replace the limits of a live VM.
+    SetLimits {
+        /// The VM.
+        id: SandboxId,
+        /// The new limits; a missing value lifts the limit.
+        limits: Limits,
     },
     /// Hand out the control sockets of VMs that were taken before.
     Adopt {
         /// Start after this id, in their order; `None` starts at the first.
         after: Option<SandboxId>,
     },
-    /// End a VMM process with `SIGKILL`. Answered when it has ended and its id is free again.
+    /// End a VM with `SIGKILL`: its VMM and everything in its cgroup. Answered when all of it has ended and the id is
+    /// free again.
     Kill {
         /// Whose.
         id: SandboxId,
@@ -94,12 +107,16 @@ pub enum SpawnReply {
     Hello {
         /// The version `forkd-spawn` speaks.
         version: u32,
+        /// The engine of the VMM program that `forkd-spawn` starts.
+        engine: Engine,
+        /// The walls that stand around every VM.
+        walls: Walls,
     },
     /// Done; there is nothing to say.
     Done,
-    /// To `Take`: one control socket for each entry comes along, in the same order.
+    /// To `Take`. Two descriptors for each entry come along, in the same order: control socket and pidfd.
     Taken(Vec<Vm>),
-    /// To `Adopt`: one control socket for each entry comes along, in the same order.
+    /// To `Adopt`, with the same descriptors.
     Adopted {
         /// The VMs, in order of their ids.
         vms: Vec<Vm>,
@@ -119,6 +136,8 @@ pub struct Vm {
     pub pid: u32,
     /// What it was built as.
     pub shape: Shape,
+    /// The abilities that its VMM announced.
+    pub capabilities: Capabilities,
     /// It stood ready in the pool.
     pub pooled: bool,
 }
@@ -191,6 +210,22 @@ pub enum SpawnError {
     Unknown {
         /// The id.
         id: SandboxId,
+    },
+    /// A wall that the command asks for cannot be had.
+    #[error("{wall} cannot be had on this host: {reason}")]
+    NoWall {
+        /// The wall.
+        wall: String,
+        /// Why.
+        reason: String,
+    },
+    /// The shape asks for an engine that this host does not run.
+    #[error("this host runs VMs with the engine {have}, not {wanted}")]
+    OtherEngine {
+        /// The engine of the shape.
+        wanted: Engine,
+        /// The engine of the VMM program.
+        have: Engine,
     },
     /// A shell could not be made.
     #[error("no shell could be made: {reason}")]

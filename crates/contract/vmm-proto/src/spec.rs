@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forkd_types::MiB;
+use forkd_types::{Engine, MiB};
 use serde::{Deserialize, Serialize};
 
 /// The most disks one VM can have.
@@ -24,6 +24,8 @@ pub struct FdIndex(pub u8);
 /// that the later boot or restore does not fill shows the guest "no device".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shape {
+    /// The engine that builds and runs the VM.
+    pub engine: Engine,
     /// Guest memory.
     pub memory: MiB,
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
@@ -32,15 +34,37 @@ pub struct Shape {
     pub cpu: CpuModel,
 }
 
+/// A shell to be built.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrepareSpec {
+    /// Everything that has to be known before a VM is needed.
+    pub shape: Shape,
+    /// An open `/dev/kvm`. The VMM closes it once the shell stands.
+    pub kvm: FdIndex,
+    /// `/proc/PID/pagemap` of the VMM process. Without it every page counts as changed.
+    ///
+    /// The sender opens it after the VMM has answered the hello: a page map stays bound to the address space that
+    /// the process had at that moment, and `execve` gives the process a new one.
+    pub pagemap: Option<FdIndex>,
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { memory, vcpus, cpu } = self;
+        let Self {
+            engine,
+            memory,
+            vcpus,
+            cpu,
+        } = self;
         let plural = if *vcpus == 1 { "" } else { "s" };
         let cpu = match cpu {
             CpuModel::Host => "the host's",
             CpuModel::Baseline => "baseline",
         };
-        write!(f, "{memory}, {vcpus} vCPU{plural}, {cpu} CPU features")
+        write!(
+            f,
+            "{memory}, {vcpus} vCPU{plural}, {cpu} CPU features, engine {engine}"
+        )
     }
 }
 
@@ -64,8 +88,10 @@ pub struct BootSpec {
     pub cmdline: String,
     /// Disks in slot order; the first is `/dev/vda`.
     pub disks: Vec<DiskSpec>,
-    /// Network device.
-    pub net: Option<NetSpec>,
+    /// Network device; every VM has one.
+    pub net: NetSpec,
+    /// Hardware address of the network device. It is part of the state that a cut writes.
+    pub mac: [u8; 6],
     /// Socket device.
     pub vsock: VsockSpec,
     /// Where the guest's serial output goes.
@@ -85,8 +111,8 @@ pub struct RestoreSpec {
     pub memory: MemoryImage,
     /// Disks in slot order; the same slots as in the state.
     pub disks: Vec<DiskSpec>,
-    /// Network device; present exactly if the state has one.
-    pub net: Option<NetSpec>,
+    /// Network device; every VM has one. It keeps the hardware address of the state.
+    pub net: NetSpec,
     /// Socket device.
     pub vsock: VsockSpec,
     /// Where the guest's serial output goes.
@@ -116,7 +142,7 @@ pub struct MemoryImage {
 pub enum PageIndex {
     /// One layer, as long as guest memory, page N at offset N pages; holes are zero pages.
     Identity,
-    /// A [`crate::PageMap`] in a file.
+    /// A `forkd_formats::page_map::PageMap` in a file.
     File(FdIndex),
 }
 
@@ -136,24 +162,32 @@ pub struct DiskSpec {
 }
 
 /// The network device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetSpec {
-    /// A descriptor that carries frames.
-    pub backend: FdIndex,
-    /// What kind of descriptor it is.
-    pub kind: NetBackend,
-    /// Hardware address.
-    pub mac: [u8; 6],
+    /// The back end. A device without one drops the frames of the guest.
+    pub backend: Option<NetAttachment>,
     /// Limits on bytes and operations, each way.
     pub rate: RateLimit,
 }
 
-/// What carries the frames.
+/// A back end of the network device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetAttachment {
+    /// The descriptor that carries frames.
+    pub fd: FdIndex,
+    /// The kind of the descriptor.
+    pub kind: NetBackend,
+}
+
+/// The kind of descriptor that carries frames.
+///
+/// On every kind a `virtio_net_hdr_v1` of 12 bytes precedes each frame, and the device offers the guest the same
+/// features, checksum and segmentation offload among them. So a snapshot restores with any back end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetBackend {
-    /// A tap device opened with `IFF_NO_PI | IFF_VNET_HDR` and a 12-byte virtio header.
+    /// A tap device opened with `IFF_NO_PI | IFF_VNET_HDR` and a header of 12 bytes.
     Tap,
-    /// A `SOCK_SEQPACKET` or `SOCK_DGRAM` socket, one Ethernet frame a packet, no header.
+    /// A `SOCK_SEQPACKET` or `SOCK_DGRAM` socket, one header and frame per packet.
     Socket,
 }
 
@@ -191,6 +225,32 @@ pub struct RateLimit {
     pub burst_ops: u64,
 }
 
+/// The number of a memory image inside one VMM process.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub struct ImageId(pub u64);
+
+impl ImageId {
+    /// The image the VM was started from: the restored snapshot, or zero pages after a boot.
+    pub const START: Self = Self(0);
+}
+
+/// The pages that a cut writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CutExtent {
+    /// All pages. The memory file alone is the image.
+    All,
+    /// The pages that differ from an earlier image.
+    Since {
+        /// [`ImageId::START`], or the [`CutReport::image`] of the last cut that succeeded.
+        image: ImageId,
+        /// Output: the [`crate::PageMap`] over the layers of `image`, in their order, and the new memory file as the
+        /// last layer. The file stays empty if the memory file is the only layer, after a boot.
+        index: FdIndex,
+    },
+}
+
 /// Take the machine's state at one instant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutSpec {
@@ -198,15 +258,8 @@ pub struct CutSpec {
     pub state: FdIndex,
     /// Where pages are written, page N at offset N pages.
     pub memory: FdIndex,
-    /// Write only pages that differ from what the cut builds on.
-    pub only_changed: bool,
-    /// What a cut of only what changed builds on: 0 is the image the VM was restored from, any other
-    /// number the [`CutReport::image`] of the last cut that succeeded.
-    pub onto: u64,
-    /// Where the [`crate::PageMap`] of the cut is written: over the layers of what it builds on, in their
-    /// order, and the new memory file as the last. Needed with `only_changed` unless the VM was
-    /// booted; without `only_changed` the memory file alone is the image and there is nothing to index.
-    pub index: Option<FdIndex>,
+    /// Which pages are written.
+    pub extent: CutExtent,
     /// New, empty top layers, one for each writable disk in slot order. With them the VM goes on while
     /// the old layers belong to the cut; without them it must stay paused or be stopped. A cut that fails
     /// after [`crate::Event::CutTaken`] leaves the new layers in use.
@@ -285,8 +338,8 @@ pub struct PauseParts {
 /// What a cut did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutReport {
-    /// The number of the image that the cut is, for [`CutSpec::onto`]; never 0.
-    pub image: u64,
+    /// The image that the cut is, for [`CutExtent::Since`]; never [`ImageId::START`].
+    pub image: ImageId,
     /// From the first vCPU stopped to the last one running again, in microseconds.
     pub pause_us: u64,
     /// What that was spent on.

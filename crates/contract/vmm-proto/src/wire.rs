@@ -8,9 +8,6 @@ use crate::{Event, ResponseTo};
 /// The largest packet either side sends or takes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 
-/// The most descriptors that come with one packet.
-pub const MAX_FDS: usize = 64;
-
 /// What the VMM sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromVmm {

@@ -1,10 +1,11 @@
 //! The two tasks that serve a connection, and what they share with the requests.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_guest_proto::{Control, Decoder, Frame, Hello, Kind, frame};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 
@@ -28,11 +29,6 @@ pub struct Connection {
     next: AtomicU32,
     closed: Mutex<Option<String>>,
     ended: Notify,
-}
-
-/// Locks, whatever happened to another holder: no invariant spans a panic.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Connection {
@@ -74,9 +70,9 @@ impl Connection {
 
     /// Registers a request under a free number.
     pub fn register(&self, state: &Arc<State>) -> Result<u32, Error> {
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         // Asked under this lock: closing takes it after saying so, and then finds what was put in before.
-        if let Some(reason) = lock(&self.closed).clone() {
+        if let Some(reason) = self.closed.lock().clone() {
             return Err(Error::Closed { reason });
         }
         loop {
@@ -89,7 +85,7 @@ impl Connection {
     }
 
     pub fn is_closed(&self) -> bool {
-        lock(&self.closed).is_some()
+        self.closed.lock().is_some()
     }
 
     pub async fn closed(&self) {
@@ -106,8 +102,10 @@ impl Connection {
 
     /// Ends everything, with the first reason given.
     pub fn close(&self, reason: &str) {
-        lock(&self.closed).get_or_insert_with(|| reason.to_owned());
-        let streams: Vec<_> = lock(&self.streams)
+        self.closed.lock().get_or_insert_with(|| reason.to_owned());
+        let streams: Vec<_> = self
+            .streams
+            .lock()
             .drain()
             .map(|(_, state)| state)
             .collect();
@@ -120,7 +118,7 @@ impl Connection {
     }
 
     fn take(&self, frame: Frame) -> Result<(), String> {
-        let state = lock(&self.streams).get(&frame.stream).cloned();
+        let state = self.streams.lock().get(&frame.stream).cloned();
         let Some(state) = state else {
             return Err(format!(
                 "a frame for request {}, which does not exist",
@@ -137,7 +135,7 @@ impl Connection {
                 Ok(())
             }
             Kind::Response => {
-                lock(&self.streams).remove(&frame.stream);
+                self.streams.lock().remove(&frame.stream);
                 state.respond(frame.payload);
                 Ok(())
             }

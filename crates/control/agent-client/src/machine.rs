@@ -1,8 +1,9 @@
 //! The guest as a machine.
 
 use forkd_guest_proto::{
-    ClockRequest, ClockState, IdentityReport, IdentityRequest, Metrics, NetworkRequest, Pong,
-    QuiesceReport, QuiesceRequest, Request, ShutdownRequest,
+    ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
+    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ShutdownRequest,
+    ThawReport,
 };
 
 use crate::{Client, Error};
@@ -31,6 +32,16 @@ impl Client {
     /// Prepares the guest for a freeze.
     pub async fn quiesce(&self, request: QuiesceRequest) -> Result<QuiesceReport, Error> {
         self.call(&Request::Quiesce(request)).await
+    }
+
+    /// Freezes user processes, before a cut.
+    pub async fn freeze(&self, request: FreezeRequest) -> Result<FreezeReport, Error> {
+        self.call(&Request::Freeze(request)).await
+    }
+
+    /// Lets user processes run.
+    pub async fn thaw(&self) -> Result<ThawReport, Error> {
+        self.call(&Request::Thaw).await
     }
 
     /// Sets up an interface.

@@ -1,14 +1,15 @@
 //! One request: what came for it, and the credit both ways.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use forkd_guest_proto::window::{RecvWindow, SendWindow};
 use forkd_guest_proto::{Control, Event, Kind, MAX_PAYLOAD, Outcome, Request, channel, frame};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-use crate::connection::{Connection, lock};
+use crate::connection::Connection;
 use crate::error::Error;
 
 /// What the reader task fills and the request's owner empties.
@@ -54,7 +55,7 @@ impl State {
     }
 
     fn push(&self, number: u8, bytes: Vec<u8>) -> Result<(), String> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let abandoned = inner.abandoned;
         let Some(channel) = inner.channels.get_mut(usize::from(number)) else {
             return Err(format!("data on channel {number}, which does not exist"));
@@ -83,7 +84,7 @@ impl State {
     }
 
     pub fn end_channel(&self, number: u8) -> Result<(), String> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         match inner.channels.get_mut(usize::from(number)) {
             Some(channel) => channel.ended = true,
             None => return Err(format!("the end of channel {number}, which does not exist")),
@@ -94,18 +95,19 @@ impl State {
     }
 
     pub fn grant(&self, credit: u32) {
-        lock(&self.inner).send.add(credit);
+        self.inner.lock().send.add(credit);
         self.credit.notify_waiters();
     }
 
     pub fn respond(&self, payload: Vec<u8>) {
-        lock(&self.inner).response = Some(payload);
+        self.inner.lock().response = Some(payload);
         self.arrived.notify_waiters();
         self.credit.notify_waiters();
     }
 
     pub fn lose(&self, reason: &str) {
-        lock(&self.inner)
+        self.inner
+            .lock()
             .lost
             .get_or_insert_with(|| reason.to_owned());
         self.arrived.notify_waiters();
@@ -162,7 +164,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let mut inner = lock(&self.state.inner);
+        let mut inner = self.state.inner.lock();
         inner.abandoned = true;
         for channel in &mut inner.channels {
             channel.waiting.clear();
@@ -240,14 +242,14 @@ impl Handle {
 
     /// Says that no more input comes.
     pub fn end_input(&self) {
-        if lock(&self.state.inner).response.is_none() {
+        if self.state.inner.lock().response.is_none() {
             self.connection.send(self.id, Kind::End, channel::IN, &[]);
         }
     }
 
     /// Says something about the request.
     pub fn control(&self, control: &Control) {
-        if lock(&self.state.inner).response.is_none() {
+        if self.state.inner.lock().response.is_none() {
             self.connection.send_control(self.id, control);
         }
     }
@@ -258,7 +260,7 @@ impl Handle {
             tokio::pin!(credit);
             credit.as_mut().enable();
             {
-                let mut inner = lock(&self.state.inner);
+                let mut inner = self.state.inner.lock();
                 if let Some(reason) = &inner.lost {
                     return Err(Error::Closed {
                         reason: reason.clone(),
@@ -285,7 +287,7 @@ impl Handle {
             tokio::pin!(arrived);
             arrived.as_mut().enable();
             {
-                let mut inner = lock(&self.state.inner);
+                let mut inner = self.state.inner.lock();
                 if let Some(found) = found(&mut inner) {
                     return Ok(found);
                 }

@@ -1,4 +1,4 @@
-//! The command line of `forkd-controller`, parsed into a [`Config`].
+//! What can be typed.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{AuditLimits, Config, ConnectionLimits, ListenAddr, RequestLimits, TlsFiles};
-use crate::telemetry::Collector;
+use forkd_edge::activation;
+use forkd_edge::config::{
+    AuditLimits, ConnectionLimits, EdgeConfig, ListenAddr, RequestLimits, TlsFiles,
+};
+use forkd_edge::telemetry::Collector;
+use forkd_sandboxes::config::Config;
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
 const MIB: u64 = 1 << 20;
@@ -17,11 +21,12 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug, Parser)]
 #[command(name = "forkd-controller", version, arg_required_else_help = true)]
 pub struct Cli {
+    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Subcommands of `forkd-controller`.
+/// What the daemon's program can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the REST API
@@ -38,6 +43,17 @@ pub enum Command {
         #[arg(long, value_name = "DIGEST")]
         anchor: Vec<String>,
     },
+}
+
+/// Everything the daemon was told, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The front door.
+    pub edge: EdgeConfig,
+    /// Sandboxes and snapshots.
+    pub sandboxes: Config,
+    /// How long requests may go on after the daemon was told to stop.
+    pub drain: Duration,
 }
 
 /// Arguments of `forkd-controller serve`.
@@ -107,7 +123,7 @@ pub struct ServeArgs {
         hide = true
     )]
     prewarm_scratch_dir: Option<PathBuf>,
-    /// Directories besides the data directory from which requests may take kernels and disks
+    /// Directories, besides images/ and kernels/ of the data directory, from which requests may take kernels and disks
     #[arg(
         long,
         env = "FORKD_ALLOW_PATH",
@@ -123,6 +139,9 @@ pub struct ServeArgs {
         value_name = "N"
     )]
     branch_concurrency: usize,
+    /// Parents that may be built at once
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    max_builds: usize,
     /// Sandboxes there may be
     #[arg(
         long,
@@ -167,7 +186,7 @@ pub struct ServeArgs {
     /// The longest a sandbox may live, such as 12h [default: for ever]
     #[arg(long, env = "FORKD_MAX_LIFETIME", value_name = "TIME")]
     max_lifetime: Option<humantime::Duration>,
-    /// MiB that each disk of a sandbox may take on the host; 0 for no limit
+    /// MiB that the disks and checkpoints of one sandbox may take on the host; 0 for no limit
     #[arg(
         long,
         env = "FORKD_DISK_LIMIT_MIB",
@@ -233,8 +252,8 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// The checked settings.
-    pub fn config(&self) -> anyhow::Result<Config> {
+    /// What was typed, checked.
+    pub fn settings(&self) -> anyhow::Result<Settings> {
         let listen = self.listen()?;
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(TlsFiles {
@@ -244,8 +263,17 @@ impl ServeArgs {
             (None, None) => None,
             _ => bail!("--tls-cert and --tls-key belong together"),
         };
-        if self.branch_concurrency == 0 || self.max_sandboxes == 0 || self.max_requests == 0 {
-            bail!("--branch-concurrency, --max-sandboxes and --max-requests must be at least 1");
+        if [
+            self.branch_concurrency,
+            self.max_builds,
+            self.max_sandboxes,
+            self.max_requests,
+        ]
+        .contains(&0)
+        {
+            bail!(
+                "--branch-concurrency, --max-builds, --max-sandboxes and --max-requests must be at least 1"
+            );
         }
         if self.max_requests_per_owner == Some(0) {
             bail!("--max-requests-per-owner must be at least 1");
@@ -255,13 +283,8 @@ impl ServeArgs {
         }
         check_exposure(&listen, self.token_file.as_deref())?;
         let data_dir = self.data_dir()?;
-        Ok(Config {
+        let edge = EdgeConfig {
             listen,
-            run_dir: self.run_dir()?,
-            state_file: self
-                .state
-                .clone()
-                .unwrap_or_else(|| data_dir.join("state.db")),
             audit_log: match &self.audit_log {
                 Some(path) if path.as_os_str().is_empty() => None,
                 Some(path) => Some(path.clone()),
@@ -280,12 +303,6 @@ impl ServeArgs {
                     .unwrap_or(self.max_connections.div_ceil(4)),
                 ..ConnectionLimits::default()
             },
-            spawn_program: program(self.spawn_program.as_deref(), "forkd-spawn")?,
-            image_program: program(self.image_program.as_deref(), "forkd-image")?,
-            allowed_paths: self.allow_path.clone(),
-            branch_concurrency: self.branch_concurrency,
-            max_sandboxes: self.max_sandboxes,
-            max_sandboxes_per_token: self.max_sandboxes_per_token.unwrap_or(self.max_sandboxes),
             requests: RequestLimits {
                 total: self.max_requests,
                 per_owner: self
@@ -294,6 +311,20 @@ impl ServeArgs {
                 per_second: self.requests_per_second,
             },
             allowed_hosts: self.allow_host.clone(),
+        };
+        let sandboxes = Config {
+            run_dir: self.run_dir()?,
+            state_file: self
+                .state
+                .clone()
+                .unwrap_or_else(|| data_dir.join("state.db")),
+            spawn_program: program(self.spawn_program.as_deref(), "forkd-spawn")?,
+            image_program: program(self.image_program.as_deref(), "forkd-image")?,
+            allowed_paths: self.allow_path.clone(),
+            branch_concurrency: self.branch_concurrency,
+            max_builds: self.max_builds,
+            max_sandboxes: self.max_sandboxes,
+            max_sandboxes_per_token: self.max_sandboxes_per_token.unwrap_or(self.max_sandboxes),
             max_lifetime: self.max_lifetime.map(Into::into),
             disk_limit_bytes: self.disk_limit_mib.saturating_mul(MIB),
             store_limit_bytes: (self.store_limit_mib > 0)
@@ -301,8 +332,12 @@ impl ServeArgs {
             reserve_mib: self.reserve_mib,
             ready_timeout: Duration::from(self.ready_timeout).max(Duration::from_secs(1)),
             pool: self.pool,
-            drain: self.drain.into(),
             data_dir,
+        };
+        Ok(Settings {
+            edge,
+            sandboxes,
+            drain: self.drain.into(),
         })
     }
 
@@ -329,7 +364,7 @@ impl ServeArgs {
         if let Some(text) = &self.bind {
             all.push(ListenAddr::Tcp(tcp(text)?));
         }
-        if all.is_empty() && crate::activation::count() == 0 {
+        if all.is_empty() && activation::count() == 0 {
             all.push(ListenAddr::Tcp(tcp(DEFAULT_BIND)?));
         }
         Ok(all)
@@ -373,7 +408,7 @@ fn tcp(text: &str) -> anyhow::Result<SocketAddr> {
         .with_context(|| format!("{text:?} is no address: write HOST:PORT or unix:///path"))
 }
 
-/// Refuses an address that other machines can reach while there is no token.
+/// Refuses to open a door without a lock.
 fn check_exposure(listen: &[ListenAddr], token_file: Option<&Path>) -> anyhow::Result<()> {
     for address in listen {
         if let ListenAddr::Tcp(address) = address
@@ -400,7 +435,7 @@ fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn config(args: &[&str]) -> anyhow::Result<Config> {
+    fn config(args: &[&str]) -> anyhow::Result<EdgeConfig> {
         let all = [
             "forkd-controller",
             "serve",
@@ -411,7 +446,7 @@ mod tests {
         ];
         let cli = Cli::try_parse_from(all.iter().chain(args))?;
         match cli.command {
-            Command::Serve(serve) => serve.config(),
+            Command::Serve(serve) => Ok(serve.settings()?.edge),
             _ => unreachable!(),
         }
     }

@@ -5,20 +5,26 @@ use std::time::Duration;
 
 use anyhow::Context;
 use forkd_vmm_link::Endings;
-use forkd_vmm_proto::Shape;
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Interval;
 
-use crate::activation;
-use crate::app::App;
-use crate::clock;
-use crate::config::Config;
-use crate::error::{Error, chain};
-use crate::listen::{self, Bound, Server, Tls};
-use crate::sandbox::adopt::adopt;
-use crate::workspaces;
+use axum::Router;
+use forkd_edge::activation;
+use forkd_edge::config::{EdgeConfig, TlsFiles};
+use forkd_edge::gate::Gate;
+use forkd_edge::listen::{self, Bound, Limits, Server, Tls};
+use forkd_edge::metrics;
+use forkd_edge::tokens::Tokens;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::clock;
+use forkd_sandboxes::error::{Error, chain};
+use forkd_sandboxes::health;
+use forkd_sandboxes::ops::workspaces;
+use forkd_sandboxes::sandbox::adopt::adopt;
+
+use crate::args::Settings;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
@@ -32,24 +38,63 @@ const AUDIT_SWEEP: Duration = Duration::from_secs(15);
 /// Sweeps after which the head of the audit log goes to the daemon's own log: an hour.
 const SWEEPS_PER_ANCHOR: u32 = 240;
 
+/// The planes behind the gate.
+pub struct Front {
+    /// The gate before every route.
+    pub gate: Gate,
+    /// The tokens that were made through the API.
+    pub tokens: Arc<Tokens>,
+    /// Every route.
+    pub router: Router,
+}
+
+impl Front {
+    /// Reads the tokens and puts the gate before the planes.
+    pub fn open(app: &Arc<App>, edge: &EdgeConfig) -> anyhow::Result<Self> {
+        let gate = Gate::open(edge)?;
+        let tokens = Tokens::open(&app.db, &gate.auth).context("the tokens cannot be read")?;
+        let tokens = Arc::new(tokens);
+        let plane = forkd_planes::rest::router(Arc::clone(app), Arc::clone(&tokens));
+        Ok(Self {
+            router: gate.guard(plane),
+            gate,
+            tokens,
+        })
+    }
+}
+
+/// The limits on connections, within the descriptors that the process has.
+fn connection_limits(edge: &EdgeConfig, bound: &[Bound]) -> Limits {
+    let is_tcp = |bound: &&Bound| matches!(bound, Bound::Tcp(_));
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let listeners = bound.iter().filter(is_tcp).count();
+    edge.connections.within(descriptors, listeners)
+}
+
 /// Runs the daemon until it is told to stop.
-pub async fn run(config: Config) -> anyhow::Result<()> {
-    crate::metrics::install();
-    let descriptors = raise_file_limit();
-    // Before anything that takes time: an early signal must not end the daemon half-way.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    metrics::install();
+    if let Err(error) = forkd_os::raise_file_limit() {
+        tracing::warn!(%error, "the limit on open files stays as it is");
+    }
+    // Before anything that takes time: a signal that comes early must not end the daemon half-way.
     let signals = Signals::new()?;
-    let drain = config.drain;
-    let addresses = config.listen.clone();
-    let tls: Option<Tls> = match &config.tls {
+    let Settings {
+        edge,
+        sandboxes,
+        drain,
+    } = settings;
+    let tls: Option<Tls> = match &edge.tls {
         Some(files) => Some(Arc::new(RwLock::new(listen::load_tls(files)?))),
         None => None,
     };
     // The addresses first: a daemon that cannot be reached must not touch the state of another.
-    let mut bound = activation::sockets(config.token_file.is_some())?;
-    for address in &addresses {
+    let mut bound = activation::sockets(edge.token_file.is_some())?;
+    for address in &edge.listen {
         bound.push(listen::bind(address).await?);
     }
-    let (app, endings) = App::open(config)?;
+    let (app, endings) = App::open(sandboxes)?;
+    let Front { gate, router, .. } = Front::open(&app, &edge)?;
     tokio::spawn(watch_endings(Arc::clone(&app), endings));
     let found = adopt(&app)
         .await
@@ -69,32 +114,26 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     app.db
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
         .await?;
-    let tcp_listeners = bound
-        .iter()
-        .filter(|bound| matches!(bound, Bound::Tcp(_)))
-        .count();
-    let server = Server::new(
-        crate::http::router(Arc::clone(&app)),
-        tls.clone(),
-        app.config.connections.within(descriptors, tcp_listeners),
-        app.stopping.clone(),
-    );
+    let limits = connection_limits(&edge, &bound);
+    let server = Server::new(router, tls.clone(), limits, app.stopping.clone());
     let accepting: Vec<_> = bound
         .into_iter()
         .map(|bound| tokio::spawn(server.clone().accept(bound)))
         .collect();
-    tracing::info!(?addresses, version = env!("CARGO_PKG_VERSION"), "listening");
+    tracing::info!(addresses = ?edge.listen, version = env!("CARGO_PKG_VERSION"), "listening");
     // It fails without systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    tokio::spawn(crate::metrics::keep_drained(app.stopping.clone()));
+    tokio::spawn(metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
     tokio::spawn(activation::keep_watchdog_quiet(
-        crate::http::health(&app),
+        health::of_daemon(&app),
         app.stopping.clone(),
     ));
-    tokio::spawn(keep_audit(Arc::clone(&app)));
-    signals.until_told(&app, tls.as_ref()).await;
+    tokio::spawn(keep_audit(Arc::clone(&app), gate.clone()));
+    signals
+        .until_told(&gate, tls.as_ref().zip(edge.tls.as_ref()))
+        .await;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     app.stopping.cancel();
     for task in accepting {
@@ -103,7 +142,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     if tokio::time::timeout(drain, server.drained()).await.is_err() {
         tracing::warn!("requests were still under way");
     }
-    anchor(&app);
+    anchor(&gate);
     let sandboxes = app.sandboxes.len();
     if sandboxes > 0 {
         tracing::info!(sandboxes, "stopped; sandboxes go on");
@@ -115,18 +154,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Raises the soft limit on open files to the hard one and returns the limit. Every sandbox and every connection takes a few
-/// descriptors; the usual 1,024 is far below what a host can run.
-fn raise_file_limit() -> u64 {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit on open files stays as it is");
-    }
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
-}
-
-/// The signals of the daemon, caught from when this was made.
+/// What the daemon is told by signals, from when this was made.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -142,26 +170,26 @@ impl Signals {
         })
     }
 
-    /// Waits for SIGTERM or SIGINT; reads files again on SIGHUP.
-    async fn until_told(mut self, app: &Arc<App>, tls: Option<&Tls>) {
+    /// Waits for one to stop; reads files again on SIGHUP.
+    async fn until_told(mut self, gate: &Gate, tls: Option<(&Tls, &TlsFiles)>) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
-                _ = self.hangup.recv() => reload(app, tls),
+                _ = self.hangup.recv() => reload(gate, tls),
             }
         }
     }
 }
 
-fn reload(app: &App, tls: Option<&Tls>) {
-    if let Err(error) = app.auth.reload() {
+fn reload(gate: &Gate, tls: Option<(&Tls, &TlsFiles)>) {
+    if let Err(error) = gate.auth.reload() {
         tracing::error!(error = format!("{error:#}"), "the tokens stay as they are");
     }
-    if let Err(error) = app.audit.reopen() {
+    if let Err(error) = gate.audit.reopen() {
         tracing::error!(%error, "the audit log stays as it is");
     }
-    if let (Some(tls), Some(files)) = (tls, &app.config.tls) {
+    if let Some((tls, files)) = tls {
         match listen::load_tls(files) {
             Ok(config) => {
                 *tls.write()
@@ -204,7 +232,7 @@ async fn next(app: &App, ticks: &mut Interval) -> bool {
     }
 }
 
-/// Removes expired idempotency keys until the daemon stops.
+/// What has to be done now and then.
 async fn keep_house(app: Arc<App>) {
     let mut ticks = tokio::time::interval(SWEEP);
     while next(&app, &mut ticks).await {
@@ -216,26 +244,26 @@ async fn keep_house(app: Arc<App>) {
 }
 
 /// Writes counts of refused requests to the audit log when they are due, and its head to the daemon's own log.
-async fn keep_audit(app: Arc<App>) {
+async fn keep_audit(app: Arc<App>, gate: Gate) {
     let mut ticks = tokio::time::interval(AUDIT_SWEEP);
     let mut since = 0;
     while next(&app, &mut ticks).await {
-        app.audit.sweep();
+        gate.audit.sweep();
         since += 1;
         if since >= SWEEPS_PER_ANCHOR {
-            anchor(&app);
+            anchor(&gate);
             since = 0;
         }
     }
 }
 
-fn anchor(app: &App) {
-    if let Some(head) = app.audit.head() {
+fn anchor(gate: &Gate) {
+    if let Some(head) = gate.audit.head() {
         tracing::info!(head, "the audit log ends with the line of this digest");
     }
 }
 
-/// Removes content that ended sandboxes were the last to use.
+/// A sandbox that ends lets go of content that perhaps nobody else needs.
 async fn collect(app: Arc<App>) {
     let mut ticks = tokio::time::interval(COLLECT);
     while next(&app, &mut ticks).await {
@@ -247,20 +275,5 @@ async fn collect(app: Arc<App>) {
         if let Err(error) = collected.await {
             tracing::warn!(error = error.chain(), "it stays until the next time");
         }
-    }
-}
-
-impl App {
-    /// Asks for shells of the shape that was just used, in place of those of another; the answer is not waited for.
-    pub fn refill(self: &Arc<Self>, shape: Shape) {
-        if self.config.pool == 0 {
-            return;
-        }
-        let app = Arc::clone(self);
-        tokio::spawn(async move {
-            if let Err(error) = app.launcher.keep_ready(shape, app.config.pool).await {
-                tracing::debug!(error = chain(&error), "the pool was not set");
-            }
-        });
     }
 }

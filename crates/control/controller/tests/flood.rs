@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use doors::Doors;
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
-use forkd_controller::http::router;
-use forkd_controller::listen::Limits;
+use forkd_controller::serve::Front;
+use forkd_edge::config::EdgeConfig;
+use forkd_edge::listen::Limits;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Resident memory of this process in KiB.
@@ -42,22 +43,21 @@ async fn wrong(doors: &Doors, client: usize, requests: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_without_a_token_cost_no_memory() {
-    forkd_controller::metrics::install();
+    forkd_edge::metrics::install();
     let dir = tempfile::tempdir().unwrap();
     let token = dir.path().join("token");
     std::fs::write(&token, "alice=correct-horse-battery").unwrap();
     let audit = dir.path().join("audit.log");
-    let config = Config {
+    let edge = EdgeConfig {
         token_file: Some(token),
         audit_log: Some(audit.clone()),
-        ..Config::below(dir.path())
+        ..EdgeConfig::closed()
     };
-    let (app, _endings) = App::open(config).unwrap();
-    tokio::spawn(forkd_controller::metrics::keep_drained(
-        app.stopping.clone(),
-    ));
+    let (app, _endings) = App::open(Config::below(dir.path())).unwrap();
+    tokio::spawn(forkd_edge::metrics::keep_drained(app.stopping.clone()));
+    let front = Front::open(&app, &edge).unwrap();
     let limits = Limits::default();
-    let doors = Arc::new(Doors::open(router(app), limits, dir.path()).await);
+    let doors = Arc::new(Doors::open(front.router, limits, dir.path()).await);
     let load = async |requests: usize| {
         let clients = (0..100).map(|client| {
             let doors = Arc::clone(&doors);

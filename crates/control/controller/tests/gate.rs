@@ -1,20 +1,26 @@
 //! What is refused before a handler sees it.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response};
-use forkd_controller::app::App;
-use forkd_controller::config::{Config, RequestLimits};
-use forkd_controller::http::router;
-use forkd_controller::listen::Peer;
+use forkd_controller::serve::Front;
+use forkd_edge::config::{EdgeConfig, RequestLimits};
+use forkd_edge::listen::Peer;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 use tower::ServiceExt;
 
-fn open(config: Config) -> (Arc<App>, Router) {
+fn open(dir: &Path, edge: EdgeConfig) -> (Arc<App>, Router) {
+    open_with(Config::below(dir), edge)
+}
+
+fn open_with(config: Config, edge: EdgeConfig) -> (Arc<App>, Router) {
     let (app, _endings) = App::open(config).unwrap();
-    let router = router(Arc::clone(&app));
+    let router = Front::open(&app, &edge).unwrap().router;
     (app, router)
 }
 
@@ -45,10 +51,13 @@ async fn text(response: Response<Body>) -> String {
 #[tokio::test]
 async fn web_pages_of_elsewhere_do_not_reach_a_daemon_without_tokens() {
     let dir = tempfile::tempdir().unwrap();
-    let (_app, open) = open(Config {
-        allowed_hosts: vec!["build.example".into()],
-        ..Config::below(dir.path())
-    });
+    let (_app, open) = open(
+        dir.path(),
+        EdgeConfig {
+            allowed_hosts: vec!["build.example".into()],
+            ..EdgeConfig::closed()
+        },
+    );
     let host = ("host", "127.0.0.1:8889");
     let status = async |method, path, headers: &[(&str, &str)]| {
         send(&open, method, path, headers).await.status().as_u16()
@@ -87,10 +96,13 @@ async fn a_token_is_proof_enough_of_where_a_request_comes_from() {
     let dir = tempfile::tempdir().unwrap();
     let token = dir.path().join("token");
     std::fs::write(&token, "correct-horse-battery").unwrap();
-    let (_app, closed) = open(Config {
-        token_file: Some(token),
-        ..Config::below(dir.path())
-    });
+    let (_app, closed) = open(
+        dir.path(),
+        EdgeConfig {
+            token_file: Some(token),
+            ..EdgeConfig::closed()
+        },
+    );
     let bearer = ("authorization", "Bearer correct-horse-battery");
     let name = ("host", "forkd.example");
     let answer = send(&closed, "GET", "/v1/sandboxes", &[name, bearer]).await;
@@ -102,14 +114,17 @@ async fn a_token_is_proof_enough_of_where_a_request_comes_from() {
 #[tokio::test]
 async fn a_stream_holds_its_slot_until_it_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let (_app, router) = open(Config {
-        requests: RequestLimits {
-            total: 8,
-            per_owner: 2,
-            per_second: 0,
+    let (_app, router) = open(
+        dir.path(),
+        EdgeConfig {
+            requests: RequestLimits {
+                total: 8,
+                per_owner: 2,
+                per_second: 0,
+            },
+            ..EdgeConfig::closed()
         },
-        ..Config::below(dir.path())
-    });
+    );
     let host = [("host", "localhost")];
     let first = send(&router, "GET", "/v1/events", &host).await;
     let second = send(&router, "GET", "/v1/events", &host).await;
@@ -135,11 +150,16 @@ async fn the_health_shows_no_paths_to_strangers_and_starts_nothing() {
     let spawn = dir.path().join("forkd-spawn");
     std::fs::write(&spawn, format!("#!/bin/sh\ntouch {}\n", mark.display())).unwrap();
     std::fs::set_permissions(&spawn, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let (_app, router) = open(Config {
-        token_file: Some(token),
-        spawn_program: spawn,
-        ..Config::below(dir.path())
-    });
+    let (_app, router) = open_with(
+        Config {
+            spawn_program: spawn,
+            ..Config::below(dir.path())
+        },
+        EdgeConfig {
+            token_file: Some(token),
+            ..EdgeConfig::closed()
+        },
+    );
     let stranger = send(&router, "GET", "/healthz", &[]).await;
     assert_eq!(stranger.status(), 503);
     let shown = text(stranger).await;

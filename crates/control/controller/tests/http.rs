@@ -2,20 +2,25 @@
 
 use std::sync::{Arc, RwLock};
 
+use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use forkd_api::{ErrorCode, routes};
-use forkd_controller::app::App;
-use forkd_controller::config::{Config, ListenAddr, TlsFiles};
-use forkd_controller::http::{openapi, openapi_text, router};
-use forkd_controller::listen::{self, Bound, Limits, Server};
+use forkd_controller::serve::Front;
+use forkd_edge::config::{EdgeConfig, ListenAddr, TlsFiles};
+use forkd_edge::listen::{self, Bound, Limits, Server};
+use forkd_planes::rest::{openapi, openapi_text};
 use forkd_rest_client::Client;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 struct Daemon {
-    app: Arc<App>,
+    _app: Arc<App>,
+    edge: EdgeConfig,
+    router: Router,
     _dir: tempfile::TempDir,
 }
 
@@ -28,20 +33,27 @@ impl Daemon {
             std::fs::write(&path, token).unwrap();
             path
         });
-        let config = Config {
+        let edge = EdgeConfig {
             audit_log: Some(root.join("audit.log")),
             token_file,
-            ..Config::below(root)
+            ..EdgeConfig::closed()
         };
-        let (app, _endings) = App::open(config).unwrap();
-        Self { app, _dir: dir }
+        let (app, _endings) = App::open(Config::below(root)).unwrap();
+        let front = Front::open(&app, &edge).unwrap();
+        Self {
+            _app: app,
+            edge,
+            router: front.router,
+            _dir: dir,
+        }
     }
 
     async fn send(&self, request: Request<Body>) -> Response<Body> {
-        router(Arc::clone(&self.app))
-            .oneshot(request)
-            .await
-            .unwrap()
+        self.router().oneshot(request).await.unwrap()
+    }
+
+    fn router(&self) -> Router {
+        self.router.clone()
     }
 
     /// Status and body of a request with a JSON body, or none.
@@ -159,8 +171,8 @@ async fn every_error_is_json_with_a_code() {
             "POST",
             "/v1/snapshots",
             Some(json!({"tag": "t", "rootfs": "/no/such"})),
-            400,
-            "invalid_request",
+            403,
+            "forbidden",
         ),
         (
             "POST",
@@ -409,9 +421,9 @@ async fn a_token_opens_everything_and_health_needs_none() {
     let health = daemon.send(get("/healthz/", None)).await;
     // There is no forkd-spawn here, and it says so; but it answers without a token.
     assert_eq!(health.status(), StatusCode::SERVICE_UNAVAILABLE);
-    let text = std::fs::read_to_string(daemon.app.config.audit_log.as_ref().unwrap()).unwrap();
+    let text = std::fs::read_to_string(daemon.edge.audit_log.as_ref().unwrap()).unwrap();
     // Ten refusals of one address are written, two are counted.
-    assert_eq!(forkd_controller::audit::verify(&text), Ok(11));
+    assert_eq!(forkd_edge::audit::verify(&text), Ok(11));
     assert!(text.contains("\"actor\":\"alice\"") && !text.contains("correct-horse"));
 }
 
@@ -448,12 +460,7 @@ async fn everything_works_over_tls_the_terminals_too() {
     };
     let target = format!("https://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    let server = Server::new(
-        router(Arc::clone(&daemon.app)),
-        Some(tls),
-        Limits::default(),
-        stop.clone(),
-    );
+    let server = Server::new(daemon.router(), Some(tls), Limits::default(), stop.clone());
     let accepting = tokio::spawn(server.accept(bound));
 
     let pem = std::fs::read(&files.cert).unwrap();
@@ -481,7 +488,7 @@ async fn everything_works_over_tls_the_terminals_too() {
 
 #[tokio::test]
 async fn the_names_of_the_metrics_are_kept() {
-    forkd_controller::metrics::install();
+    forkd_edge::metrics::install();
     let daemon = Daemon::new(None);
     let response = daemon
         .send(Request::get("/metrics").body(Body::empty()).unwrap())

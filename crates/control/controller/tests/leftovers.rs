@@ -5,10 +5,11 @@ mod published;
 
 use std::sync::Arc;
 
-use forkd_controller::app::App;
-use forkd_controller::db::{SandboxRecord, WorkspaceRecord};
-use forkd_controller::sandbox::{Phase, Sandbox};
-use forkd_controller::workspaces;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::ops::workspaces;
+use forkd_sandboxes::sandbox::birth::Birth;
+use forkd_sandboxes::sandbox::{SandboxHandle, owner};
+use forkd_sandboxes::state::{RECORD_VERSION, SandboxRecord, WorkspaceRecord};
 use forkd_store::Manifest;
 use forkd_types::{SandboxId, Tag};
 use local::app;
@@ -23,6 +24,7 @@ fn tags(app: &App) -> Vec<String> {
 
 fn workspace(name: &str, suspended: bool, state_tag: Option<Tag>) -> WorkspaceRecord {
     WorkspaceRecord {
+        version: RECORD_VERSION,
         name: name.parse().unwrap(),
         id: "ws-1".into(),
         owner: "me".into(),
@@ -38,8 +40,8 @@ fn workspace(name: &str, suspended: bool, state_tag: Option<Tag>) -> WorkspaceRe
     }
 }
 
-/// A sandbox whose owner only waits for its end.
-fn enter(app: &Arc<App>, manifest: &Manifest) -> Arc<Sandbox> {
+/// A sandbox without a VM: its owner waits for its end.
+fn enter(app: &Arc<App>, manifest: &Manifest) -> Arc<SandboxHandle> {
     let record: SandboxRecord = serde_json::from_value(serde_json::json!({
         "id": ID,
         "state": "running",
@@ -56,19 +58,8 @@ fn enter(app: &Arc<App>, manifest: &Manifest) -> Arc<Sandbox> {
         "source": manifest.source,
     }))
     .unwrap();
-    let (sandbox, queue) = Sandbox::new(record, Phase::Running, "vsock".into(), "console".into());
-    let sandbox = Arc::new(sandbox);
-    app.sandboxes
-        .insert_all(&[Arc::clone(&sandbox)], 10)
-        .unwrap();
-    let (app, owned) = (Arc::clone(app), Arc::clone(&sandbox));
-    tokio::spawn(async move {
-        owned.stop.cancelled().await;
-        drop(queue);
-        app.sandboxes.remove(&owned.id);
-        owned.gone.cancel();
-    });
-    sandbox
+    let slot = app.limits.adopted("me");
+    owner::start(app, record, slot, Birth::Lost("there is no VM".into()))
 }
 
 #[tokio::test]

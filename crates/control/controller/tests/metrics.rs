@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
-use forkd_controller::http::router;
-use forkd_controller::metrics;
+use forkd_controller::serve::Front;
+use forkd_edge::config::EdgeConfig;
+use forkd_edge::metrics;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 use tower::ServiceExt;
 
 /// The series in a text: names with labels, without values.
@@ -24,7 +25,7 @@ async fn made_up_methods_add_no_series() {
     metrics::install();
     let dir = tempfile::tempdir().unwrap();
     let (app, _endings) = App::open(Config::below(dir.path())).unwrap();
-    let router = router(app);
+    let router = Front::open(&app, &EdgeConfig::closed()).unwrap().router;
     let send = async |method: String| {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
         let request = Request::builder()

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Request;
 use forkd_api::{CreateToken, ErrorCode, EventKind, Role};
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
-use forkd_controller::db::{SandboxRecord, WorkspaceRecord};
-use forkd_controller::http::{openapi, router};
-use forkd_controller::owners::Ownership;
-use forkd_controller::sandbox::{Phase, Sandbox};
+use forkd_controller::serve::Front;
+use forkd_edge::config::EdgeConfig;
+use forkd_planes::rest::openapi;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
+use forkd_sandboxes::owners::Ownership;
+use forkd_sandboxes::sandbox::birth::Birth;
+use forkd_sandboxes::sandbox::{SandboxHandle, owner};
+use forkd_sandboxes::state::{RECORD_VERSION, SandboxRecord, WorkspaceRecord};
 use forkd_types::Tag;
 use futures::StreamExt;
 use published::publish;
@@ -208,7 +211,8 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
 
 struct Daemon {
     app: Arc<App>,
-    sandbox: Arc<Sandbox>,
+    front: Front,
+    sandbox: Arc<SandboxHandle>,
     _dir: tempfile::TempDir,
 }
 
@@ -218,12 +222,16 @@ impl Daemon {
         let dir = tempfile::tempdir().unwrap();
         let token = dir.path().join("token");
         std::fs::write(&token, "root=correct-horse-battery").unwrap();
-        let config = Config {
+        let edge = EdgeConfig {
             token_file: Some(token),
+            ..EdgeConfig::closed()
+        };
+        let config = Config {
             max_sandboxes: 100,
             ..Config::below(dir.path())
         };
         let (app, _endings) = App::open(config).unwrap();
+        let front = Front::open(&app, &edge).unwrap();
         let manifest = publish(&app, SNAPSHOT, ID);
         publish(&app, SHARED, ID);
         for (tag, public) in [(SNAPSHOT, false), (SHARED, true)] {
@@ -240,25 +248,11 @@ impl Daemon {
             "disks": [], "source": manifest.source,
         }))
         .unwrap();
-        let (sandbox, _) = Sandbox::new(
-            record,
-            Phase::Running,
-            "no-vsock".into(),
-            "no-console".into(),
-        );
-        let sandbox = Arc::new(sandbox);
-        app.sandboxes
-            .insert_all(&[Arc::clone(&sandbox)], 10)
-            .unwrap();
-        {
-            let (app, sandbox) = (Arc::clone(&app), Arc::clone(&sandbox));
-            tokio::spawn(async move {
-                sandbox.stop.cancelled().await;
-                app.sandboxes.remove(&sandbox.id);
-                sandbox.gone.cancel();
-            });
-        }
+        let slot = app.limits.adopted("a");
+        let birth = Birth::Lost("there is no VM".into());
+        let sandbox = owner::start(&app, record, slot, birth);
         let space = WorkspaceRecord {
+            version: RECORD_VERSION,
             name: SPACE.parse().unwrap(),
             id: "ws-1".into(),
             owner: "a".into(),
@@ -275,6 +269,7 @@ impl Daemon {
         app.db.put_workspace(space).await.unwrap();
         Self {
             app,
+            front,
             sandbox,
             _dir: dir,
         }
@@ -286,7 +281,7 @@ impl Daemon {
             owner: Some(owner.into()),
             role,
         };
-        self.app.tokens.create(request).await.unwrap().token
+        self.front.tokens.create(request).await.unwrap().token
     }
 
     async fn send(&self, token: &str, method: &str, route: &str, body: &str) -> (u16, String) {
@@ -303,7 +298,7 @@ impl Daemon {
             request = request.header("content-type", "application/json");
         }
         let request = request.body(Body::from(body.to_owned())).unwrap();
-        let response = router(Arc::clone(&self.app)).oneshot(request).await;
+        let response = self.front.router.clone().oneshot(request).await;
         let response = response.unwrap();
         let status = response.status().as_u16();
         let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await;
@@ -374,7 +369,7 @@ async fn nothing_of_another_owner_can_be_seen_used_or_changed() {
     assert_eq!((owned.owner.as_str(), owned.public), ("a", false));
     assert!(daemon.app.store.contains(&SNAPSHOT.parse().unwrap()));
     assert_eq!(daemon.app.db.workspaces().await.unwrap().len(), 1);
-    assert_eq!(daemon.app.tokens.list().await.unwrap().len(), 2);
+    assert_eq!(daemon.front.tokens.list().await.unwrap().len(), 2);
     // The same requests of the owner find what they name.
     for (method, route, body, finds) in TABLE {
         let (Nothing(hidden), true) = (finds, *route != "/v1/sandboxes/{id}/terminal") else {
@@ -446,9 +441,7 @@ async fn events_go_to_the_owner_and_to_administrators() {
         let request = Request::get("/v1/events")
             .header("authorization", format!("Bearer {token}"))
             .body(Body::empty());
-        let response = router(Arc::clone(&daemon.app))
-            .oneshot(request.unwrap())
-            .await;
+        let response = daemon.front.router.clone().oneshot(request.unwrap()).await;
         response.unwrap().into_body().into_data_stream()
     };
     let mut of_b = listen(&b).await;
@@ -477,13 +470,15 @@ async fn tokens_work_at_once_and_until_they_are_revoked() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config::below(dir.path());
     let (app, _endings) = App::open(config.clone()).unwrap();
-    let status = async |app: &Arc<App>, token: Option<&str>| {
+    let front = Front::open(&app, &EdgeConfig::closed()).unwrap();
+    let tokens = Arc::clone(&front.tokens);
+    let status = async |front: &Front, token: Option<&str>| {
         let mut request = Request::get("/version");
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let request = request.body(Body::empty()).unwrap();
-        let response = router(Arc::clone(app)).oneshot(request).await;
+        let response = front.router.clone().oneshot(request).await;
         response.unwrap().status().as_u16()
     };
     let token = |name: &str, role| CreateToken {
@@ -491,30 +486,30 @@ async fn tokens_work_at_once_and_until_they_are_revoked() {
         owner: None,
         role,
     };
-    assert_eq!(status(&app, None).await, 200);
+    assert_eq!(status(&front, None).await, 200);
     // Nobody could make another token after this one.
-    assert!(app.tokens.create(token("u", Role::Use)).await.is_err());
-    let root = app.tokens.create(token("root", Role::Admin)).await.unwrap();
-    assert_eq!(status(&app, None).await, 401);
-    assert_eq!(status(&app, Some(&root.token)).await, 200);
-    let user = app.tokens.create(token("u", Role::Use)).await.unwrap();
-    let again = app.tokens.create(token("u", Role::Use)).await.unwrap_err();
+    assert!(tokens.create(token("u", Role::Use)).await.is_err());
+    let root = tokens.create(token("root", Role::Admin)).await.unwrap();
+    assert_eq!(status(&front, None).await, 401);
+    assert_eq!(status(&front, Some(&root.token)).await, 200);
+    let user = tokens.create(token("u", Role::Use)).await.unwrap();
+    let again = tokens.create(token("u", Role::Use)).await.unwrap_err();
     assert_eq!(again.code(), ErrorCode::AlreadyExists);
     for name in ["anonymous", "token", "uid:0", "", "a b"] {
         assert!(
-            app.tokens.create(token(name, Role::Use)).await.is_err(),
+            tokens.create(token(name, Role::Use)).await.is_err(),
             "{name}"
         );
     }
-    assert_eq!(status(&app, Some(&user.token)).await, 200);
-    app.tokens.revoke("u").await.unwrap();
-    assert_eq!(status(&app, Some(&user.token)).await, 401);
+    assert_eq!(status(&front, Some(&user.token)).await, 200);
+    tokens.revoke("u").await.unwrap();
+    assert_eq!(status(&front, Some(&user.token)).await, 401);
     assert_eq!(
-        app.tokens.revoke("u").await.unwrap_err().code(),
+        tokens.revoke("u").await.unwrap_err().code(),
         ErrorCode::TokenNotFound
     );
     assert_eq!(
-        app.tokens.revoke("root").await.unwrap_err().code(),
+        tokens.revoke("root").await.unwrap_err().code(),
         ErrorCode::WrongState
     );
     let stored = std::fs::read(&config.state_file).unwrap();
@@ -529,12 +524,13 @@ async fn tokens_work_at_once_and_until_they_are_revoked() {
     // A daemon that is started again knows them.
     let again = dir.path().join("again");
     std::fs::create_dir(&again).unwrap();
-    drop(app);
+    drop((front, tokens, app));
     let restarted = Config {
         state_file: config.state_file,
         ..Config::below(&again)
     };
     let (app, _endings) = App::open(restarted).unwrap();
-    assert_eq!(status(&app, None).await, 401);
-    assert_eq!(status(&app, Some(&root.token)).await, 200);
+    let front = Front::open(&app, &EdgeConfig::closed()).unwrap();
+    assert_eq!(status(&front, None).await, 401);
+    assert_eq!(status(&front, Some(&root.token)).await, 200);
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 const DASHBOARD: &str = include_str!("../../../../packaging/grafana/forkd.json");
-const METRICS: &str = include_str!("../src/metrics.rs");
+const METRICS: &str = concat!(
+    include_str!("../../edge/src/metrics.rs"),
+    include_str!("../../sandboxes/src/metrics.rs")
+);
 const SOCKET: &str = include_str!("../../../../packaging/systemd/forkd.socket");
 const UNIT: &str = include_str!("../../../../packaging/systemd/forkd-controller.service");
 

@@ -5,8 +5,8 @@ mod support;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 use rustix::fs::Mode;
 use support::Daemon;
 

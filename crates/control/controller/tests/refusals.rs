@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
-use forkd_controller::http::{openapi, router};
+use forkd_controller::serve::Front;
+use forkd_edge::config::EdgeConfig;
+use forkd_planes::rest::openapi;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 use serde_json::Value;
 use tower::ServiceExt;
 
@@ -97,6 +99,26 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ),
     (
         "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "limits": {"memory_mib": 1}}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "memory_limit_mib": 99, "limits": {"memory_mib": 98}}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "limits": {"cpus": 0}}"#,
+    ),
+    (
+        "POST",
+        "/v1/sandboxes",
+        r#"{"snapshot_tag": "x", "limits": {"cpus": 1.5}}"#,
+    ),
+    (
+        "POST",
         "/v1/workspaces",
         r#"{"name": "a b", "snapshot_tag": "x"}"#,
     ),
@@ -132,7 +154,8 @@ fn operation<'a>(document: &'a Value, method: &str, path: &str) -> Option<&'a Va
 async fn line(app: &Arc<App>, document: &Value, name: &str, request: Request<Body>) -> String {
     let method = request.method().clone();
     let path = request.uri().to_string();
-    let response = router(Arc::clone(app)).oneshot(request).await.unwrap();
+    let front = Front::open(app, &EdgeConfig::closed()).unwrap();
+    let response = front.router.oneshot(request).await.unwrap();
     let status = response.status();
     let documented = operation(document, method.as_str(), &path)
         .map(|operation| &operation["responses"][status.as_str()]["description"]);

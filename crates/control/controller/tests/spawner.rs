@@ -7,7 +7,8 @@ mod stand_in;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use forkd_controller::sandbox::create::{CreateRequest, create};
+use forkd_api::ErrorCode;
+use forkd_sandboxes::ops::spawn::{CreateRequest, create, ready, start};
 use forkd_store::Manifest;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::Shape;
@@ -19,7 +20,20 @@ use published::publish;
 use stand_in::stand_in;
 
 fn shape(manifest: &Manifest, memory_mib: u32) -> Shape {
-    forkd_controller::launch::shape(memory_mib, manifest.vcpus, manifest.cpu)
+    forkd_sandboxes::launch::shape(manifest.engine, memory_mib, manifest.vcpus, manifest.cpu)
+}
+
+fn children(manifest: &Manifest, count: usize) -> CreateRequest {
+    CreateRequest {
+        tag: manifest.tag.clone(),
+        count,
+        owner: "me".into(),
+        expires_at_unix: None,
+        memory_limit_mib: None,
+        labels: BTreeMap::new(),
+        workspace: None,
+        id: None,
+    }
 }
 
 #[tokio::test]
@@ -46,24 +60,77 @@ async fn children_of_a_batch_that_failed_are_all_ended() {
                 killed.push(id);
                 Ok(SpawnReply::Done)
             }
-            other => panic!("{other:?}"),
+            // The pool is set when the last child has failed.
+            _ => Ok(SpawnReply::Done),
         }
     });
+    let request = children(&manifest, MAX_BATCH + 1);
+    let children = start(&app, request).await.unwrap();
+    assert!(ready(&children).await.is_err());
+    let last = children.last().unwrap().failure().unwrap().chain();
+    assert!(last.contains("no memory"), "{last}");
+    for child in &children {
+        child.gone.cancelled().await;
+    }
+    let (taken, killed) = &mut *asked.lock().unwrap();
+    assert_eq!(taken.len(), MAX_BATCH + 1);
+    taken.sort();
+    killed.sort();
+    assert_eq!(taken, killed);
+    assert!(app.sandboxes.is_empty());
+}
+
+#[tokio::test]
+async fn a_snapshot_of_another_engine_is_refused_before_a_vm_is_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let foreign = Manifest {
+        tag: "foreign".parse().unwrap(),
+        engine: "other".parse().unwrap(),
+        ..publish(&app, "base", "sb-1")
+    };
+    let manifest = foreign.clone();
+    app.store.publish(foreign).unwrap();
+    stand_in(&dir.path().join("run/spawn.sock"), |command| {
+        panic!("{command:?}")
+    });
+    let request = children(&manifest, 1);
+    let error = create(&app, request).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::SnapshotIncompatible);
+    assert!(error.chain().contains("other"), "{}", error.chain());
+}
+
+#[tokio::test]
+async fn a_memory_limit_that_cannot_be_kept_refuses_the_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let manifest = publish(&app, "base", "sb-1");
+    stand_in(
+        &dir.path().join("run/spawn.sock"),
+        |command| match command {
+            SpawnCommand::Take { limits, .. } => {
+                assert_eq!(limits.memory_bytes, Some(64 << 20));
+                Err(SpawnError::NoWall {
+                    wall: "the memory limit".into(),
+                    reason: "no cgroup v2".into(),
+                })
+            }
+            SpawnCommand::Kill { id } => Err(SpawnError::Unknown { id }),
+            other => panic!("{other:?}"),
+        },
+    );
     let request = CreateRequest {
-        tag: manifest.tag,
-        count: MAX_BATCH + 1,
-        owner: "me".into(),
-        expires_at_unix: None,
-        memory_limit_mib: None,
-        labels: BTreeMap::new(),
-        workspace: None,
-        id: None,
+        memory_limit_mib: Some(64),
+        ..children(&manifest, 1)
     };
     let error = create(&app, request).await.unwrap_err();
-    assert!(error.chain().contains("no memory"), "{}", error.chain());
-    let (taken, killed) = &*asked.lock().unwrap();
-    assert_eq!(taken.len(), MAX_BATCH + 1);
-    assert_eq!(taken, killed);
+    assert_eq!(error.code(), ErrorCode::Unsupported);
+    assert!(
+        error.chain().contains("the memory limit"),
+        "{}",
+        error.chain()
+    );
+    assert!(app.sandboxes.list().is_empty());
 }
 
 #[tokio::test]

@@ -1,56 +1,56 @@
-//! What can be typed.
+//! The command line of `forkd-image`, as clap types. No behaviour.
+//!
+//! `--mirror`, `--json`, `--quiet` and `--refresh` apply to every command. Doc comments of fields are help texts.
 
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-/// Makes guest kernels, initramfs files and root images from Debian's packages.
+/// Builds guest kernels, initramfs files and root images from Debian's packages.
 ///
-/// Results lie in $XDG_CACHE_HOME/forkd (~/.cache/forkd) and are made once; standard output has
-/// their paths.
+/// Results are cached in $XDG_CACHE_HOME/forkd (~/.cache/forkd). Their paths go to standard output.
 #[derive(Debug, Parser)]
 #[command(name = "forkd-image", version, max_term_width = 100)]
 pub struct Args {
-    /// The Debian mirror, instead of the one the host's apt uses.
+    /// The Debian mirror [default: the mirror of the host's apt].
     #[arg(long, global = true, env = "FORKD_DEBIAN_MIRROR", value_name = "URL")]
     pub mirror: Option<String>,
     /// Print a JSON object instead of paths.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Say nothing on standard error but errors.
+    /// Print no progress on standard error, only errors.
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Make it anew with the mirror's current packages even if the cache has it.
+    /// Build again with the mirror's current packages, even if the cache has a result.
     #[arg(long, global = true)]
     pub refresh: bool,
-    /// What to make.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The commands.
+/// The subcommands of `forkd-image`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The guest kernel: Debian's cloud kernel, or one of your own.
+    /// Get the guest kernel: Debian's cloud kernel, or a kernel of your own.
     Kernel(KernelArgs),
-    /// The initramfs: the modules a guest needs, and the agent as its first process.
+    /// Build the initramfs: the modules that a guest needs, and the agent as its first process.
     Initramfs(InitramfsArgs),
-    /// A root image out of a recipe.
+    /// Build a root image from a recipe.
     Build(BuildArgs),
-    /// Kernel, initramfs and the image of a recipe where a daemon looks for them.
+    /// Install kernel, initramfs and the image of a recipe for a daemon.
     Install(InstallArgs),
-    /// The image of the machine that `forkd machine` starts.
+    /// Build the image of the machine that `forkd machine` starts.
     Machine(MachineArgs),
 }
 
-/// Which kernel.
+/// Arguments that replace Debian's kernel.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct OwnKernel {
-    /// A vmlinux or bzImage of your own instead of Debian's kernel.
+    /// Use this vmlinux or bzImage instead of Debian's kernel.
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// Its modules: a folder such as /lib/modules/6.12.1. Without it, everything is taken to be
-    /// built in.
+    /// Its modules: a folder such as /lib/modules/6.12.1 [default: all modules are built in].
     #[arg(long, value_name = "DIR", requires = "kernel")]
     pub modules: Option<PathBuf>,
 }
@@ -58,10 +58,10 @@ pub struct OwnKernel {
 /// Arguments of `kernel`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct KernelArgs {
-    /// Which kernel.
+    /// The kernel to use.
     #[command(flatten)]
     pub own: OwnKernel,
-    /// Copy the kernel folder here as well.
+    /// Also copy the kernel folder to this path.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -69,16 +69,16 @@ pub struct KernelArgs {
 /// Arguments of `initramfs`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct InitramfsArgs {
-    /// A kernel folder, as `forkd-image kernel` makes it. Without it, the one in the cache.
+    /// A kernel folder, as `forkd-image kernel` makes it [default: the one in the cache].
     #[arg(long, value_name = "DIR")]
     pub kernel_dir: Option<PathBuf>,
-    /// The agent, a static program. Without it, the forkd-agent beside this program.
+    /// The agent, a static program [default: the forkd-agent beside this program].
     #[arg(long, value_name = "FILE")]
     pub agent: Option<PathBuf>,
-    /// Copy the initramfs here as well.
+    /// Also copy the initramfs to this path.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Who it is for.
+    /// The kind of VM that boots it.
     #[arg(long, value_enum, default_value_t = FlavourArg::Guest)]
     pub flavour: FlavourArg,
 }
@@ -86,9 +86,9 @@ pub struct InitramfsArgs {
 /// Arguments of `build`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct BuildArgs {
-    /// The folder of a recipe, or the name of one that comes with the program: python-numpy.
+    /// The folder of a recipe, or the name of a built-in recipe: python-numpy.
     pub recipe: String,
-    /// Copy the disk here as well, and its record beside it with the ending .json.
+    /// Also copy the disk to this path, and its record beside it with the extension .json.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
@@ -96,9 +96,9 @@ pub struct BuildArgs {
 /// Arguments of `install`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct InstallArgs {
-    /// The folder of a recipe, or the name of one that comes with the program: python-numpy.
+    /// The folder of a recipe, or the name of a built-in recipe: python-numpy.
     pub recipe: String,
-    /// The daemon's --data-dir.
+    /// The --data-dir of the daemon.
     #[arg(
         long,
         value_name = "DIR",
@@ -111,21 +111,21 @@ pub struct InstallArgs {
 /// Arguments of `machine`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct MachineArgs {
-    /// Which kernel.
+    /// The kernel to use.
     #[command(flatten)]
     pub own: OwnKernel,
-    /// The agent, a static program. Without it, the forkd-agent beside this program.
+    /// The agent, a static program [default: the forkd-agent beside this program].
     #[arg(long, value_name = "FILE")]
     pub agent: Option<PathBuf>,
-    /// Copy the machine's folder here as well.
+    /// Also copy the machine's folder to this path.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
 
-/// Who an initramfs is for.
+/// The kind of VM that an initramfs is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FlavourArg {
-    /// A microVM.
+    /// A microVM, the guest of a sandbox.
     Guest,
     /// The machine that `forkd machine` starts.
     Machine,

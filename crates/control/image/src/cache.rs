@@ -1,14 +1,14 @@
-//! The cache: finished things under content keys, made aside and renamed into place.
+//! The cache: finished content under content keys, made in a staging folder and renamed into place.
 //!
 //! ```text
 //! <root>/<kind>/<content key>/…      finished, never changed again
 //! <root>/<kind>/refs/<question>.json which content answers a question, such as "recipe X"
 //! <root>/<kind>/staging/…            being made; each folder is locked by the process that makes it
-//! <root>/<kind>/locks/<question>     held while somebody makes the answer
+//! <root>/<kind>/locks/<question>     held while a process makes the answer
 //! ```
 //!
-//! A folder that is there is complete, because it was renamed as a whole. A staging folder that
-//! nobody holds a lock on belongs to a process that died, and the next build removes it.
+//! A folder at its final path is complete, because it was renamed as a whole. A staging folder without a lock belongs
+//! to a process that died, and the next build removes it.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -24,17 +24,13 @@ const REF_SCHEMA: u32 = 1;
 /// Why the cache cannot be used.
 #[derive(Debug, Error)]
 pub enum CacheError {
-    /// Neither `XDG_CACHE_HOME` nor `HOME` is set.
     #[error("there is no cache folder: neither XDG_CACHE_HOME nor HOME is set")]
     NoFolder,
     /// A file or folder of the cache cannot be used.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
         action: &'static str,
-        /// To what.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
@@ -51,16 +47,12 @@ impl CacheError {
     }
 }
 
-/// The kinds of things in the cache, each a folder.
+/// The kinds of content in the cache. Each kind has a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Guest kernels.
     Kernel,
-    /// Initramfs files.
     Initramfs,
-    /// Root images.
     Image,
-    /// Machine images.
     Machine,
 }
 
@@ -75,12 +67,12 @@ impl Kind {
     }
 }
 
-/// A name inside a kind: a readable part and the start of a digest.
+/// A name within a kind: a readable part and the start of a digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key(String);
 
 impl Key {
-    /// A key for content or a question; the readable part is for people only.
+    /// A key for content or for a question. The readable part is for users only.
     pub fn new(readable: &str, parts: &[&[u8]]) -> Self {
         let mut hasher = blake3::Hasher::new();
         for part in parts {
@@ -102,7 +94,6 @@ impl Key {
         ))
     }
 
-    /// The key as a file name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -124,7 +115,6 @@ struct Ref {
     key: String,
 }
 
-/// A cache folder.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
@@ -144,22 +134,21 @@ impl Cache {
             .ok_or(CacheError::NoFolder)
     }
 
-    /// A cache in a folder of one's own choice.
+    /// A cache in another folder.
     pub fn at(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// The folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where content lies, or would lie.
+    /// The path of content, whether or not it exists.
     pub fn path(&self, kind: Kind, key: &Key) -> PathBuf {
         self.root.join(kind.folder()).join(&key.0)
     }
 
-    /// Takes the lock with this name, and says so when it has to wait.
+    /// Takes the lock with this name. Reports to `progress` if it has to wait.
     pub fn lock(&self, name: &str, progress: &Progress) -> Result<File, CacheError> {
         let path = self.root.join(name);
         if let Some(parent) = path.parent() {
@@ -189,9 +178,8 @@ impl Cache {
         }
     }
 
-    /// The answer to a question, made if it is not there (or if `refresh` asks for a new one).
-    /// Two processes with the same question make it once. `make` fills a folder and names its
-    /// content.
+    /// Returns the answer to a question. Calls `make` if there is none, or if `refresh` is set. `make` fills
+    /// a folder and names its content. Two processes with the same question make the answer once.
     pub fn answer<E: From<CacheError>>(
         &self,
         kind: Kind,
@@ -215,7 +203,7 @@ impl Cache {
         Ok(path)
     }
 
-    /// Content by its key, made if it is not there.
+    /// Returns content by its key. Calls `make` if it does not exist.
     pub fn content<E: From<CacheError>>(
         &self,
         kind: Kind,
@@ -244,7 +232,8 @@ impl Cache {
             .join(format!("{}.json", question.0))
     }
 
-    /// A reference that cannot be read, or that names content that is gone, is no answer.
+    /// The content that a reference names. An unreadable reference, or one to missing content, counts as no
+    /// answer.
     fn known(&self, kind: Kind, question: &Key) -> Option<PathBuf> {
         let text = std::fs::read(self.ref_path(kind, question)).ok()?;
         let known: Ref = serde_json::from_slice(&text).ok()?;
@@ -265,7 +254,7 @@ impl Cache {
     fn stage(&self, kind: Kind) -> Result<Staging, CacheError> {
         let folder = self.root.join(kind.folder()).join("staging");
         make_folder(&folder)?;
-        // Held while a folder is made and locked, so that nobody sweeps it in between.
+        // Held while a folder is made and locked, so that no other process sweeps it in between.
         let name = format!("{}/staging.lock", kind.folder());
         let _sweep = self.lock(&name, &Progress::silent())?;
         sweep(&folder)?;
@@ -279,7 +268,7 @@ impl Cache {
     }
 }
 
-/// Removes what dead builds left behind.
+/// Removes the staging folders of dead builds.
 fn sweep(folder: &Path) -> Result<(), CacheError> {
     let entries = std::fs::read_dir(folder).map_err(CacheError::io("read", folder))?;
     for entry in entries {
@@ -294,8 +283,8 @@ fn sweep(folder: &Path) -> Result<(), CacheError> {
     Ok(())
 }
 
-/// Removes a folder. An unpacked root has folders without write permission in it, which only a
-/// privileged user may remove from.
+/// Removes a folder. An unpacked root contains folders without write permission, which only a privileged user
+/// can empty.
 fn remove_tree(path: &Path) -> io::Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -318,7 +307,7 @@ fn make_writable(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A folder in which something is being made; removed when dropped.
+/// A folder in which content is made. Dropping it removes the folder.
 #[derive(Debug)]
 struct Staging {
     path: tempfile::TempDir,
@@ -330,7 +319,7 @@ impl Staging {
         self.path.path()
     }
 
-    /// Moves the finished folder into place, unless the same content is there already.
+    /// Renames the finished folder into place, unless the same content exists already.
     fn publish(self, to: &Path) -> Result<PathBuf, CacheError> {
         let from = self.path.path();
         // A crash of the host must not leave a complete-looking folder with empty files.
@@ -339,7 +328,7 @@ impl Staging {
         match std::fs::rename(from, to) {
             Ok(()) => {
                 use std::os::unix::fs::PermissionsExt;
-                // Made private to be filled; what is finished anybody may read.
+                // The folder was private while it was filled. Finished content is readable for all users.
                 std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))
                     .map_err(CacheError::io("open up", to))?;
                 // The folder is elsewhere now: nothing is left to remove.
@@ -356,7 +345,7 @@ fn make_folder(path: &Path) -> Result<(), CacheError> {
     std::fs::create_dir_all(path).map_err(CacheError::io("make the folder", path))
 }
 
-/// Writes a file so that readers see the old content or the new, never a part.
+/// Replaces a file atomically.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<(), CacheError> {
     use std::io::Write;
     let folder = path.parent().unwrap_or(Path::new("."));

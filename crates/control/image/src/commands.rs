@@ -1,7 +1,10 @@
-//! What the commands do.
+//! The commands of `forkd-image`.
 
 use std::path::{Path, PathBuf};
 
+use forkd_formats::image_cli::{
+    Answer, ImageInstalled, ImageMade, InitramfsMade, KernelMade, MachineMade,
+};
 use forkd_image::cache::Cache;
 use forkd_image::debian::bootstrap::DebianRoot;
 use forkd_image::debian::mirror::{Mirror, MirrorChoice};
@@ -12,6 +15,7 @@ use forkd_image::kernel::Kernel;
 use forkd_image::progress::Progress;
 use forkd_image::recipe::Recipe;
 use forkd_image::{export, image, initramfs, kernel, machine};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::{
@@ -26,10 +30,17 @@ struct Context<'a> {
     progress: Progress,
 }
 
-/// What a command made.
-struct Answer {
+/// The result of a command: one path for people, or JSON for programs.
+struct Output {
     path: PathBuf,
     json: Value,
+}
+
+impl Output {
+    fn new(path: PathBuf, made: impl Serialize) -> Self {
+        let json = json!(Answer::new(made));
+        Self { path, json }
+    }
 }
 
 /// Runs the command that was typed.
@@ -47,7 +58,7 @@ pub fn run(args: &Args) -> Result<(), Error> {
             Progress::stderr()
         },
     };
-    let answer = match &args.command {
+    let output = match &args.command {
         Command::Kernel(args) => context.kernel(args)?,
         Command::Initramfs(args) => context.initramfs(args)?,
         Command::Build(args) => context.build(args)?,
@@ -55,9 +66,9 @@ pub fn run(args: &Args) -> Result<(), Error> {
         Command::Machine(args) => context.machine(args)?,
     };
     if args.json {
-        println!("{:#}", answer.json);
+        println!("{:#}", output.json);
     } else {
-        println!("{}", answer.path.display());
+        println!("{}", output.path.display());
     }
     Ok(())
 }
@@ -79,29 +90,27 @@ impl Context<'_> {
         }
     }
 
-    fn kernel(&self, args: &KernelArgs) -> Result<Answer, Error> {
+    fn kernel(&self, args: &KernelArgs) -> Result<Output, Error> {
         let kernel = self.any_kernel(&args.own)?;
         let folder = exported(&kernel.folder, args.out.as_deref())?;
         let path_of = |name: &str| {
             let path = folder.join(name);
             path.exists().then_some(path)
         };
-        Ok(Answer {
-            json: json!({
-                "folder": folder,
-                "version": kernel.record.version,
-                "pvh": kernel.record.pvh_entry.is_some(),
-                "vmlinux": path_of("vmlinux"),
-                "vmlinuz": path_of("vmlinuz"),
-                "config": path_of("config"),
-                "modules": path_of("modules"),
-                "record": path_of("kernel.json"),
-            }),
-            path: folder,
-        })
+        let made = KernelMade {
+            folder: folder.clone(),
+            version: kernel.record.version.clone(),
+            pvh: kernel.record.pvh_entry.is_some(),
+            vmlinux: folder.join("vmlinux"),
+            vmlinuz: path_of("vmlinuz"),
+            config: path_of("config"),
+            modules: path_of("modules"),
+            record: path_of("kernel.json"),
+        };
+        Ok(Output::new(folder, made))
     }
 
-    fn initramfs(&self, args: &InitramfsArgs) -> Result<Answer, Error> {
+    fn initramfs(&self, args: &InitramfsArgs) -> Result<Output, Error> {
         let agent = agent(args.agent.as_deref())?;
         let kernel = match &args.kernel_dir {
             Some(folder) => Kernel::open(folder)?,
@@ -113,15 +122,13 @@ impl Context<'_> {
         };
         let made = initramfs::build(&self.cache, &kernel, &agent, flavour, &self.progress)?;
         let path = exported(&made, args.out.as_deref())?;
-        Ok(Answer {
-            json: json!({
-                "initramfs": path,
-                "flavour": flavour.name(),
-                "kernel_version": kernel.record.version,
-                "agent": agent,
-            }),
-            path,
-        })
+        let made = InitramfsMade {
+            initramfs: path.clone(),
+            flavour: flavour.name().to_owned(),
+            kernel_version: kernel.record.version.clone(),
+            agent,
+        };
+        Ok(Output::new(path, made))
     }
 
     fn image(&self, recipe: &str) -> Result<Image, Error> {
@@ -137,24 +144,22 @@ impl Context<'_> {
         Ok(image)
     }
 
-    fn build(&self, args: &BuildArgs) -> Result<Answer, Error> {
+    fn build(&self, args: &BuildArgs) -> Result<Output, Error> {
         let image = self.image(&args.recipe)?;
         let beside = args.out.as_ref().map(|out| out.with_extension("json"));
         let disk = exported(&image.disk(), args.out.as_deref())?;
         let record = exported(&image.folder.join(image::RECORD), beside.as_deref())?;
-        Ok(Answer {
-            json: json!({
-                "disk": disk,
-                "record": record,
-                "name": image.record.name,
-                "digest": image.record.disk.digest,
-                "packages": image.record.packages.len(),
-            }),
-            path: disk,
-        })
+        let made = ImageMade {
+            disk: disk.clone(),
+            record,
+            packages: image.record.packages.len(),
+            digest: image.record.disk.digest,
+            name: image.record.name,
+        };
+        Ok(Output::new(disk, made))
     }
 
-    fn install(&self, args: &InstallArgs) -> Result<Answer, Error> {
+    fn install(&self, args: &InstallArgs) -> Result<Output, Error> {
         let kernel = self.debian_kernel()?;
         let agent = agent(None)?;
         let initramfs =
@@ -170,18 +175,16 @@ impl Context<'_> {
             &image.folder.join(image::RECORD),
             &folder.join(image::RECORD),
         )?;
-        Ok(Answer {
-            json: json!({
-                "image": folder,
-                "kernel": kernels.join("vmlinux"),
-                "initramfs": kernels.join("initramfs.cpio"),
-                "name": image.record.name,
-            }),
-            path: folder,
-        })
+        let made = ImageInstalled {
+            image: folder.clone(),
+            kernel: kernels.join("vmlinux"),
+            initramfs: kernels.join("initramfs.cpio"),
+            name: image.record.name,
+        };
+        Ok(Output::new(folder, made))
     }
 
-    fn machine(&self, args: &MachineArgs) -> Result<Answer, Error> {
+    fn machine(&self, args: &MachineArgs) -> Result<Output, Error> {
         let agent = agent(args.agent.as_deref())?;
         let kernel = self.any_kernel(&args.own)?;
         let machine = machine::build(
@@ -193,21 +196,19 @@ impl Context<'_> {
             &self.progress,
         )?;
         let folder = exported(&machine.folder, args.out.as_deref())?;
-        Ok(Answer {
-            json: json!({
-                "folder": folder,
-                "kernel_version": machine.record.kernel,
-                "vmlinuz": folder.join("vmlinuz"),
-                "initramfs": folder.join("initramfs.cpio"),
-                "root": folder.join(image::DISK),
-                "record": folder.join(image::RECORD),
-            }),
-            path: folder,
-        })
+        let made = MachineMade {
+            kernel_version: machine.record.kernel,
+            vmlinuz: folder.join("vmlinuz"),
+            initramfs: folder.join("initramfs.cpio"),
+            root: folder.join(image::DISK),
+            record: folder.join(image::RECORD),
+            folder: folder.clone(),
+        };
+        Ok(Output::new(folder, made))
     }
 }
 
-/// The path of a result: of a copy where one was asked for, else of the original in the cache.
+/// The path of a result: the copy if one was requested, otherwise the original in the cache.
 fn exported(made: &Path, out: Option<&Path>) -> Result<PathBuf, Error> {
     match out {
         Some(out) => {
@@ -218,7 +219,7 @@ fn exported(made: &Path, out: Option<&Path>) -> Result<PathBuf, Error> {
     }
 }
 
-/// The agent that was named, or the one beside this program.
+/// The given agent, or the one beside this program.
 fn agent(given: Option<&Path>) -> Result<PathBuf, Error> {
     if let Some(path) = given {
         return Ok(path.to_owned());

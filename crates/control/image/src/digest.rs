@@ -1,27 +1,17 @@
-//! Digests of files.
+//! BLAKE3 digests of files and bytes.
+//!
+//! Holes of a sparse file are hashed as zeros, so that a copy without holes has the same digest.
 
 use std::io;
 use std::path::Path;
 
+pub use forkd_formats::image::FileDigest;
 use forkd_types::Digest;
-use serde::{Deserialize, Serialize};
 
-/// The size and digest of a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FileDigest {
-    /// Its length in bytes.
-    pub size: u64,
-    /// The BLAKE3 digest of its content.
-    pub digest: Digest,
-}
-
-/// Digest of bytes in memory.
 pub fn of_bytes(bytes: &[u8]) -> Digest {
     Digest(*blake3::hash(bytes).as_bytes())
 }
 
-/// Size and digest of a file. Holes count as zeros.
 pub fn of_file(path: &Path) -> io::Result<FileDigest> {
     let size = std::fs::metadata(path)?.len();
     let mut hasher = blake3::Hasher::new();

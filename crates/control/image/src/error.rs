@@ -1,4 +1,7 @@
-//! Everything that can go wrong, with what to do about it.
+//! [`Error`]: the failures of all commands.
+//!
+//! Each operation has its own error enum; this one joins them for `main`. [`Error::hint`] returns a remedy
+//! where one is known.
 
 use std::path::PathBuf;
 
@@ -19,40 +22,32 @@ use crate::tools::ToolError;
 /// Why a command failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// No kernel.
     #[error("there is no guest kernel")]
     Kernel(#[from] KernelError),
-    /// No initramfs.
     #[error("there is no initramfs")]
     Initramfs(#[from] InitramfsError),
-    /// No image.
     #[error("there is no image")]
     Image(#[from] ImageError),
-    /// No machine image.
     #[error("there is no machine image")]
     Machine(#[from] MachineError),
-    /// The recipe cannot be used.
     #[error("there is no recipe to build")]
     Recipe(#[from] RecipeError),
-    /// No copy outside of the cache.
     #[error("the result could not be copied")]
     Export(#[from] ExportError),
-    /// The cache cannot be used.
     #[error("the cache cannot be used")]
     Cache(#[from] CacheError),
-    /// No mirror.
     #[error("Debian's packages cannot be had")]
     Debian(#[from] DebianError),
-    /// Nobody said where the agent is, and it is not beside the program.
+    /// No agent was given, and there is none beside this program.
     #[error("the guest agent is not at {}", path.display())]
     NoAgent {
-        /// Where it was looked for.
+        /// The expected path.
         path: PathBuf,
     },
 }
 
 impl Error {
-    /// What the user can do about it, where we know.
+    /// A remedy for the user, where one is known.
     pub fn hint(&self) -> Option<String> {
         if let Self::NoAgent { .. } = self {
             return Some("build it with `make build`, or name it with --agent FILE".into());

@@ -1,27 +1,26 @@
-//! Copies of finished things outside of the cache.
+//! Copies finished content out of the cache.
+//!
+//! A target file is replaced atomically. Holes of sparse files stay holes.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Why something could not be copied out of the cache.
+/// Why content could not be copied out of the cache.
 #[derive(Debug, Error)]
 #[error("cannot copy {} to {}", from.display(), to.display())]
 pub struct ExportError {
-    /// The file in the cache.
     from: PathBuf,
-    /// Where it should go.
     to: PathBuf,
-    /// What the system said.
     #[source]
     source: io::Error,
 }
 
-/// Copies a file, or a folder with everything in it, over what is there. A file is replaced as a
-/// whole, so that a reader never sees half of it; holes stay holes.
+/// Copies a file, or a folder with its content, over the target. Files are replaced atomically; holes stay
+/// holes.
 pub fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     copy_any(from, to).map_err(|source| ExportError {
         from: from.to_owned(),
@@ -48,37 +47,13 @@ fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
         _ => Path::new("."),
     };
     std::fs::create_dir_all(folder)?;
-    let mut source = File::open(from)?;
-    let mut target = tempfile::NamedTempFile::new_in(folder)?;
-    // File systems that can share blocks do so; the others copy what is not a hole.
-    if rustix::fs::ioctl_ficlone(target.as_file(), &source).is_err() {
-        copy_sparse(&mut source, target.as_file_mut())?;
-    }
+    let source = File::open(from)?;
+    let target = tempfile::NamedTempFile::new_in(folder)?;
+    forkd_os::sparse::copy(&source, target.as_file())?;
     target
         .as_file()
         .set_permissions(std::fs::Permissions::from_mode(0o644))?;
     target.persist(to).map_err(|error| error.error)?;
-    Ok(())
-}
-
-fn copy_sparse(source: &mut File, target: &mut File) -> io::Result<()> {
-    use rustix::fs::{SeekFrom as Where, seek};
-    let length = source.metadata()?.len();
-    target.set_len(length)?;
-    let mut at = 0;
-    while at < length {
-        let data = match seek(&*source, Where::Data(at)) {
-            Ok(data) => data,
-            // There is only a hole left.
-            Err(rustix::io::Errno::NXIO) => break,
-            Err(errno) => return Err(errno.into()),
-        };
-        let hole = seek(&*source, Where::Hole(data))?;
-        source.seek(SeekFrom::Start(data))?;
-        target.seek(SeekFrom::Start(data))?;
-        io::copy(&mut io::Read::take(&mut *source, hole - data), target)?;
-        at = hole;
-    }
     Ok(())
 }
 

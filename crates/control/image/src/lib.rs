@@ -1,8 +1,8 @@
-//! Guest kernels, initramfs files and root images.
+//! Builds guest kernels, initramfs files and root images.
 //!
-//! Everything is made from packages of the host's own Debian mirror with apt's verification, as
-//! plain files: nothing is installed on the host and nothing is mounted. Finished things lie in the
-//! user's cache under content keys ([`cache`]).
+//! All content comes from packages of the host's own Debian mirror, with apt's verification. Results are
+//! plain files: nothing is installed on the host, and nothing is mounted. Finished content lies in the user's
+//! cache under content keys ([`cache`]).
 
 pub mod cache;
 pub mod debian;

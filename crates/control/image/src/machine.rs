@@ -1,4 +1,7 @@
-//! The machine image: what `forkd machine` starts under QEMU.
+//! The image of the machine that `forkd machine` starts under QEMU.
+//!
+//! A [`MachineImage`] combines a kernel, an initramfs with the agent, and the root of the recipe `machine`.
+//! The root does not depend on the agent, so a new agent rebuilds the initramfs only.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,78 +19,57 @@ use crate::kernel::{Kernel, KernelError};
 use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeError};
 
-/// The version of the record's format.
 pub const SCHEMA: u32 = 1;
 const LAYOUT: &[u8] = b"machine 1";
-/// The recipe of its root.
 const RECIPE: &str = "machine";
 
-/// Why there is no machine image.
+/// Why a machine image could not be built.
 #[derive(Debug, Error)]
 pub enum MachineError {
-    /// The recipe cannot be used.
     #[error("the recipe of the machine cannot be used")]
     Recipe(#[from] RecipeError),
-    /// No kernel.
     #[error("the machine has no kernel")]
     Kernel(#[from] KernelError),
-    /// The kernel is an ELF file, which QEMU's ordinary machines do not start.
+    /// QEMU's ordinary machine types do not boot an ELF kernel.
     #[error("the machine needs a bzImage, and {} has only vmlinux", folder.display())]
-    NoBzImage {
-        /// The kernel's folder.
-        folder: PathBuf,
-    },
-    /// No initramfs.
+    NoBzImage { folder: PathBuf },
     #[error("the machine has no initramfs")]
     Initramfs(#[from] InitramfsError),
-    /// No root.
     #[error("the machine has no root")]
     Image(#[from] ImageError),
-    /// A file cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
         action: &'static str,
-        /// To what.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// The cache cannot be used.
     #[error("the machine cache cannot be used")]
     Cache(#[from] CacheError),
 }
 
-/// `image.json` of a machine: which parts it was put together from.
+/// `image.json` of a machine: the parts that it consists of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineRecord {
-    /// The version of this format.
     pub schema: u32,
-    /// The release of its kernel.
     pub kernel: String,
-    /// `vmlinuz`.
     pub vmlinuz: FileDigest,
-    /// `initramfs.cpio`, which holds the agent.
+    /// `initramfs.cpio`, which contains the agent.
     pub initramfs: FileDigest,
-    /// `root.ext4`.
     pub root: FileDigest,
-    /// The root's packages and the rest of its own record.
+    /// The record of the root.
     pub image: image::record::ImageRecord,
 }
 
 /// A machine image in a folder: `vmlinuz`, `initramfs.cpio`, `root.ext4`, `image.json`.
 #[derive(Debug, Clone)]
 pub struct MachineImage {
-    /// The folder.
     pub folder: PathBuf,
-    /// What is in it.
     pub record: MachineRecord,
 }
 
-/// Puts a machine together. Its root depends on the recipe and the kernel only: a new agent makes a
-/// new initramfs, which takes no time.
+/// Builds a machine image. The root depends on the recipe and the kernel only.
 pub fn build(
     cache: &Cache,
     kernel: &Kernel,
@@ -124,7 +106,7 @@ pub fn build(
             (&initramfs, "initramfs.cpio"),
             (&image.disk(), image::DISK),
         ] {
-            // All of it lies in one cache, and nobody changes it: a second name is enough.
+            // Both paths lie in the same cache, and finished content never changes: a hard link is enough.
             let to = staging.join(name);
             std::fs::hard_link(from, &to).map_err(io_error("link", from))?;
         }

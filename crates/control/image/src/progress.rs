@@ -1,36 +1,39 @@
-//! What a build is doing, told to whoever waits for it.
+//! Progress lines of a build.
+//!
+//! [`Progress`] sends lines to stderr, to a function, or nowhere. A [`Step`] reports its duration when it
+//! ends.
 
 use std::time::Instant;
 
-/// Where progress lines go.
+/// The receiver of progress lines.
 pub struct Progress {
     sink: Box<dyn Fn(&str)>,
 }
 
 impl Progress {
-    /// Lines on standard error.
+    /// Sends lines to stderr.
     pub fn stderr() -> Self {
         Self::to(|line| eprintln!("{line}"))
     }
 
-    /// Nowhere.
+    /// Drops all lines.
     pub fn silent() -> Self {
         Self::to(|_| {})
     }
 
-    /// To a function.
+    /// Calls a function for each line.
     pub fn to(sink: impl Fn(&str) + 'static) -> Self {
         Self {
             sink: Box::new(sink),
         }
     }
 
-    /// One line.
+    /// Sends one line.
     pub fn note(&self, line: &str) {
         (self.sink)(line);
     }
 
-    /// Says that a long step begins; [`Step::done`] says how long it took.
+    /// Announces a long step. [`Step::done`] reports its duration.
     pub fn step(&self, what: &str) -> Step<'_> {
         self.note(&format!("{what} …"));
         Step {
@@ -47,7 +50,7 @@ impl std::fmt::Debug for Progress {
     }
 }
 
-/// A step under way.
+/// A running step.
 #[must_use = "a step says when it is done"]
 #[derive(Debug)]
 pub struct Step<'a> {
@@ -57,12 +60,12 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// A line about what happens inside the step.
+    /// Sends a line about the step.
     pub fn note(&self, line: &str) {
         self.progress.note(&format!("  {line}"));
     }
 
-    /// Ends the step; `detail` says what came out, such as "41 packages".
+    /// Ends the step. `detail` describes the result, for example "41 packages".
     pub fn done(self, detail: &str) {
         let seconds = self.start.elapsed().as_secs_f64();
         let detail = if detail.is_empty() {

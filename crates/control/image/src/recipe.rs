@@ -1,4 +1,7 @@
-//! Recipes: what an image is made of, written down.
+//! Recipes: declarative descriptions of images.
+//!
+//! `recipe.toml` is parsed into [`Recipe`] and checked completely; unknown fields are errors.
+//! [`Recipe::fingerprint`] covers everything that affects the result, and is part of the cache key.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,14 +10,14 @@ use forkd_types::{MiB, Tag};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use forkd_formats::image::{Interpreter, Variant, Warmup};
+
 use crate::debian::SUITE;
 
-/// The version of the recipe format.
 pub const SCHEMA: u32 = 1;
-/// The file in a recipe's folder.
 pub const FILE: &str = "recipe.toml";
 
-/// The recipes that come with the program.
+/// The recipes that are compiled into the program.
 const BUILT_IN: [(&str, &str); 2] = [
     (
         "python-numpy",
@@ -26,54 +29,34 @@ const BUILT_IN: [(&str, &str); 2] = [
     ),
 ];
 
-/// Why a recipe cannot be used.
+/// Why a recipe is rejected.
 #[derive(Debug, Error)]
 pub enum RecipeError {
-    /// It is not there.
     #[error("there is no recipe {name:?}")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-    },
-    /// A file cannot be read.
+    Unknown { name: String },
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: std::io::Error,
     },
-    /// It does not parse.
     #[error("{} is not a recipe", path.display())]
     Syntax {
-        /// The file.
         path: PathBuf,
-        /// Where and why.
         #[source]
         source: Box<toml::de::Error>,
     },
-    /// Its format is not ours.
     #[error("{} has format {found}, and {SCHEMA} is the one known", path.display())]
-    Schema {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: u32,
-    },
-    /// A value that makes no sense.
+    Schema { path: PathBuf, found: u32 },
     #[error("{}: {field} {problem}", path.display())]
     Value {
-        /// The file.
         path: PathBuf,
-        /// Which value.
         field: String,
-        /// What is wrong with it.
         problem: String,
     },
 }
 
-/// What is typed into `recipe.toml`.
+/// `recipe.toml` as written by the user, before the checks.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecipeFile {
@@ -127,63 +110,13 @@ struct WarmupTable {
     code: String,
 }
 
-/// How much of Debian is there before the recipe's packages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Variant {
-    /// The essential packages only.
-    Essential,
-    /// The essential packages and apt.
-    Apt,
-    /// The required packages and apt.
-    #[default]
-    Minbase,
-}
-
-impl Variant {
-    /// The name mmdebstrap knows it by.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Essential => "essential",
-            Self::Apt => "apt",
-            Self::Minbase => "minbase",
-        }
-    }
-}
-
-/// An interpreter that is started and kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Interpreter {
-    /// Python.
-    Python,
-    /// Node.
-    Node,
-}
-
-/// What happens in the parent before it is frozen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Warmup {
-    /// What is started.
-    pub interpreter: Interpreter,
-    /// What it imports, each as `module` or `module as name`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub imports: Vec<String>,
-    /// What it runs after that.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub code: String,
-}
-
 /// A file that the recipe adds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AddedFile {
-    /// Its path in the image, without the leading slash.
+    /// Path in the image, without the leading slash.
     pub path: String,
-    /// Its content.
     #[serde(serialize_with = "as_digest")]
     pub content: Vec<u8>,
-    /// Its permissions.
     pub mode: u16,
 }
 
@@ -194,33 +127,27 @@ fn as_digest<S: serde::Serializer>(content: &[u8], out: S) -> Result<S::Ok, S::E
 /// A checked recipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Recipe {
-    /// Its name.
     pub name: Tag,
-    /// A sentence for people.
     pub description: String,
-    /// The Debian release under it.
+    /// The Debian release.
     pub suite: String,
-    /// How much of it.
     pub variant: Variant,
-    /// Packages beyond the base, sorted, each once.
+    /// Packages beyond the base, sorted, without duplicates.
     pub packages: Vec<String>,
     /// Files beyond the packages.
     pub files: Vec<AddedFile>,
-    /// The environment of everything that runs in the guest.
+    /// Environment of every process in the guest.
     pub env: BTreeMap<String, String>,
-    /// How large the disk is.
     pub disk: MiB,
-    /// How much memory a guest gets unless it asks.
+    /// Default guest memory.
     pub memory: MiB,
-    /// How many vCPUs.
+    /// Default number of vCPUs.
     pub vcpus: u8,
-    /// What to do before the freeze.
     pub warmup: Option<Warmup>,
 }
 
 impl Recipe {
-    /// A recipe by the path of its folder or file, or by the name of one that comes with the
-    /// program.
+    /// Finds a recipe by the path of its folder or file, or by the name of a built-in recipe.
     pub fn find(name: &str) -> Result<Self, RecipeError> {
         let path = Path::new(name);
         let folder_file = path.join(FILE);
@@ -233,7 +160,7 @@ impl Recipe {
         Self::built_in(name)
     }
 
-    /// A recipe that comes with the program.
+    /// A built-in recipe by its name.
     pub fn built_in(name: &str) -> Result<Self, RecipeError> {
         let (name, text) = BUILT_IN
             .iter()
@@ -244,7 +171,7 @@ impl Recipe {
         Self::parse(text, &Path::new(name).join(FILE))
     }
 
-    /// The names of the recipes that come with the program.
+    /// The names of the built-in recipes.
     pub fn built_in_names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
@@ -257,7 +184,7 @@ impl Recipe {
         Self::parse(&text, path)
     }
 
-    /// Reads a recipe; `path` is where it is from, and files it names are looked for beside it.
+    /// Parses a recipe. `path` is its origin: files that the recipe names lie beside it.
     pub fn parse(text: &str, path: &Path) -> Result<Self, RecipeError> {
         let syntax = |source| RecipeError::Syntax {
             path: path.to_owned(),
@@ -278,7 +205,7 @@ impl Recipe {
         Checker { path }.check(file)
     }
 
-    /// Everything that has a say in what comes out, as bytes.
+    /// Everything that affects the result, as bytes.
     pub fn fingerprint(&self) -> Vec<u8> {
         serde_json::json!(self).to_string().into_bytes()
     }
@@ -389,7 +316,7 @@ impl Checker<'_> {
     }
 }
 
-/// A relative path of ordinary names.
+/// Whether a path is relative and consists of ordinary names.
 fn is_plain(path: &str) -> bool {
     path.split('/')
         .all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'))

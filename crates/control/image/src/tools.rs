@@ -1,4 +1,7 @@
-//! Running the programs of the host: apt, mmdebstrap, dpkg-deb, e2fsck.
+//! Runs programs of the host: apt, mmdebstrap, dpkg-deb, e2fsck.
+//!
+//! A program gets SIGTERM when this process dies, so a killed build leaves no process. Errors contain the
+//! last lines of the program's stderr.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -6,49 +9,40 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use thiserror::Error;
 
-/// How many of a program's last lines an error carries.
+/// Lines of stderr that an error contains.
 const TAIL_LINES: usize = 12;
 
-/// The most output that is kept from a program whose output is an answer.
+/// Upper bound on the output of a program whose output is parsed.
 const MAX_OUTPUT: u64 = 64 << 20;
 
-/// Starts a program that is to die with us.
+/// The program that binds the life of a child process to ours.
 const WRAPPER: &str = "setpriv";
-/// What it exits with when there is no such program.
+/// Its exit code if the program does not exist.
 const NOT_FOUND: i32 = 127;
 
-/// Why a program of the host gave no answer.
+/// Why a program of the host failed.
 #[derive(Debug, Error)]
 pub enum ToolError {
-    /// The program is not installed.
     #[error("{program} is not installed")]
-    Missing {
-        /// Its name.
-        program: String,
-    },
+    Missing { program: String },
     /// It could not be started, or its output could not be read.
     #[error("{program} could not be run")]
     Run {
-        /// Its name.
         program: String,
-        /// What the system said.
         #[source]
         source: std::io::Error,
     },
-    /// It ran and failed.
     #[error("{program} failed ({status}): {tail}")]
     Failed {
-        /// Its name.
         program: String,
-        /// How it ended.
         status: ExitStatus,
-        /// The last lines it wrote to its standard error.
+        /// The last lines of stderr.
         tail: String,
     },
 }
 
 impl ToolError {
-    /// What the program wrote last, if it ran.
+    /// The last lines of stderr, if the program ran.
     pub fn tail(&self) -> &str {
         match self {
             Self::Failed { tail, .. } => tail,
@@ -57,12 +51,12 @@ impl ToolError {
     }
 }
 
-/// Runs a program to its end and gives back its standard output.
+/// Runs a program to its end and returns its stdout.
 pub fn output(command: &mut Command) -> Result<String, ToolError> {
     output_with(command, &mut |_| {})
 }
 
-/// Like [`output`], and calls `line` with every line of its standard error as it comes.
+/// Like [`output`], and calls `line` for every line of stderr as it arrives.
 pub fn output_with(command: &mut Command, line: &mut dyn FnMut(&str)) -> Result<String, ToolError> {
     let program = name_of(command);
     let run_error = |source: std::io::Error| match source.kind() {
@@ -123,15 +117,14 @@ pub fn output_with(command: &mut Command, line: &mut dyn FnMut(&str)) -> Result<
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A command that is ended with SIGTERM when this process dies, so that a killed build leaves
-/// nothing running.
+/// A command that gets SIGTERM when this process dies, so that a killed build leaves no process.
 pub fn bound_to_us(program: &str) -> Command {
     let mut command = Command::new(WRAPPER);
     command.args(["--pdeathsig", "TERM", "--", program]);
     command
 }
 
-/// The program that is really meant.
+/// The program behind the wrapper.
 fn name_of(command: &Command) -> String {
     let program = command.get_program();
     let mut arguments = command.get_args();

@@ -1,73 +1,172 @@
-//! Content by digest.
+//! Content by digest, and the table of what is there.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use forkd_types::Digest;
+use forkd_types::{Digest, path_error};
 
+use crate::digest::page_digest;
 use crate::durable;
-use crate::error::{StoreError, io_error};
+use crate::error::StoreError;
 use crate::layout::Layout;
 use crate::manifest::BlobRef;
-use crate::sparse::{Sizes, page_digest, sizes};
+use crate::sparse::Sizes;
+
+/// Blobs that are synced at once; file systems join their journal commits.
+const SYNCS: usize = 8;
+
+/// Every blob with its size, and the sums. The table follows every change of the directory, so that no operation has to
+/// read the directory.
+#[derive(Debug, Default)]
+pub struct BlobTable {
+    blobs: BTreeMap<Digest, Known>,
+    total: Sizes,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    sizes: Sizes,
+    /// The blob survives a power cut. The others become durable with the first tag that names them.
+    durable: bool,
+}
+
+impl BlobTable {
+    /// Reads the directory. Blobs stay durable that were.
+    pub fn reload(&mut self, layout: &Layout) -> Result<(), StoreError> {
+        let old = std::mem::take(self);
+        for digest in list(layout)? {
+            if let Some(sizes) = stat(layout, &digest)? {
+                self.insert(digest, sizes);
+                if old.is_durable(&digest) {
+                    self.set_durable(&digest);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters a blob that is new or was replaced. It is not durable.
+    pub fn insert(&mut self, digest: Digest, sizes: Sizes) {
+        self.remove(&digest);
+        self.total.logical += sizes.logical;
+        self.total.physical += sizes.physical;
+        let durable = false;
+        self.blobs.insert(digest, Known { sizes, durable });
+    }
+
+    pub fn remove(&mut self, digest: &Digest) -> Option<Sizes> {
+        let known = self.blobs.remove(digest)?;
+        self.total.logical -= known.sizes.logical;
+        self.total.physical -= known.sizes.physical;
+        Some(known.sizes)
+    }
+
+    pub fn is_durable(&self, digest: &Digest) -> bool {
+        self.blobs.get(digest).is_some_and(|known| known.durable)
+    }
+
+    pub fn set_durable(&mut self, digest: &Digest) {
+        if let Some(known) = self.blobs.get_mut(digest) {
+            known.durable = true;
+        }
+    }
+
+    pub fn sizes(&self, digest: &Digest) -> Option<Sizes> {
+        self.blobs.get(digest).map(|known| known.sizes)
+    }
+
+    /// Sums over all blobs.
+    pub fn total(&self) -> Sizes {
+        self.total
+    }
+
+    pub fn len(&self) -> usize {
+        self.blobs.len()
+    }
+
+    /// Every digest, in order.
+    pub fn digests(&self) -> Vec<Digest> {
+        self.blobs.keys().copied().collect()
+    }
+}
 
 /// Hashes a file.
 pub fn hash(path: &Path) -> Result<BlobRef, StoreError> {
-    let file = File::open(path).map_err(io_error("open", path))?;
-    let digest = page_digest(&file).map_err(io_error("read", path))?;
-    let bytes = file.metadata().map_err(io_error("read", path))?.len();
+    let file = File::open(path).map_err(path_error("open", path))?;
+    let digest = page_digest(&file).map_err(path_error("read", path))?;
+    let bytes = file.metadata().map_err(path_error("read", path))?.len();
     Ok(BlobRef { digest, bytes })
 }
 
-/// Gives a file its second name, that of its content. Nothing is durable yet.
+/// Renames a draft to the name of its content. Nothing is durable yet. False if the blob is there already: then the
+/// draft stays.
 ///
-/// A blob that is there already is the same content, if it has once been durable; else it may be what a power cut left.
-pub fn link(
+/// A blob that has been durable is the content its name says. Any other may be the remains of a power cut: its content
+/// is compared, and the draft replaces it if it differs.
+pub fn enter(
     layout: &Layout,
-    path: &Path,
+    draft: &Path,
     blob: &BlobRef,
     was_durable: bool,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     let name = layout.blob(&blob.digest);
-    match std::fs::hard_link(path, &name) {
+    match durable::rename_new(draft, &name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        other => return other.map_err(io_error("link", path)),
+        other => {
+            other.map_err(path_error("rename to", name))?;
+            return Ok(true);
+        }
     }
     if was_durable || hash(&name)? == *blob {
-        return Ok(());
+        return Ok(false);
     }
-    std::fs::remove_file(&name).map_err(io_error("remove", &name))?;
-    std::fs::hard_link(path, &name).map_err(io_error("link", path))
+    std::fs::rename(draft, &name).map_err(path_error("rename to", name))?;
+    Ok(true)
 }
 
-/// Makes the content of blobs durable, and that they are there.
+/// Makes the content of blobs durable, and their names.
 pub fn sync(layout: &Layout, digests: &[Digest]) -> Result<(), StoreError> {
-    for digest in digests {
+    let one = |digest: &Digest| -> Result<(), StoreError> {
         let path = layout.blob(digest);
         File::open(&path)
             .and_then(|file| file.sync_all())
-            .map_err(io_error("sync", path))?;
+            .map_err(path_error("sync", path))?;
+        Ok(())
+    };
+    for group in digests.chunks(SYNCS) {
+        std::thread::scope(|scope| {
+            let syncs: Vec<_> = group
+                .iter()
+                .map(|digest| scope.spawn(move || one(digest)))
+                .collect();
+            syncs.into_iter().try_for_each(|sync| {
+                let failed = path_error("sync", layout.blobs());
+                sync.join()
+                    .map_err(|_| failed(io::Error::other("the thread panicked")))?
+            })
+        })?;
     }
-    durable::sync_dir(&layout.blobs())
+    Ok(durable::sync_dir(&layout.blobs())?)
 }
 
-/// How big a blob is; `None` if there is no such blob.
+/// Size of a blob; `None` if there is no such blob.
 pub fn stat(layout: &Layout, digest: &Digest) -> Result<Option<Sizes>, StoreError> {
     let path = layout.blob(digest);
-    match File::open(&path).and_then(|file| sizes(&file)) {
-        Ok(sizes) => Ok(Some(sizes)),
+    match std::fs::symlink_metadata(&path) {
+        Ok(meta) => Ok(Some(meta.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error("open", path)(error)),
+        Err(error) => Err(path_error("look at", path)(error).into()),
     }
 }
 
-/// Every blob there is. Names that are no digest are left out.
+/// The digest of every blob in the directory. Other names are left out.
 pub fn list(layout: &Layout) -> Result<Vec<Digest>, StoreError> {
     let dir = layout.blobs();
     let mut all = Vec::new();
-    for entry in std::fs::read_dir(&dir).map_err(io_error("read", &dir))? {
-        let entry = entry.map_err(io_error("read", &dir))?;
+    for entry in std::fs::read_dir(&dir).map_err(path_error("read", &dir))? {
+        let entry = entry.map_err(path_error("read", &dir))?;
         let name = entry.file_name();
         if let Some(digest) = name
             .to_str()
@@ -78,4 +177,41 @@ pub fn list(layout: &Layout) -> Result<Vec<Digest>, StoreError> {
     }
     all.sort();
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_total_is_the_sum(steps in prop::collection::vec((0u8..6, 0u64..100, any::<bool>()), 0..60)) {
+            let mut table = BlobTable::default();
+            for (name, size, insert) in steps {
+                let digest = Digest([name; 32]);
+                if insert {
+                    table.insert(digest, Sizes { logical: 2 * size, physical: size });
+                } else {
+                    table.remove(&digest);
+                }
+                let all = table.digests();
+                let sum: u64 = all.iter().filter_map(|d| table.sizes(d)).map(|s| s.physical).sum();
+                prop_assert_eq!(table.total(), Sizes { logical: 2 * sum, physical: sum });
+                prop_assert_eq!(table.len(), all.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_replaced_blob_is_not_durable() {
+        let mut table = BlobTable::default();
+        let digest = Digest([1; 32]);
+        table.insert(digest, Sizes::default());
+        table.set_durable(&digest);
+        assert!(table.is_durable(&digest));
+        table.insert(digest, Sizes::default());
+        assert!(!table.is_durable(&digest));
+    }
 }

@@ -1,35 +1,26 @@
-//! Why the store did not do what it was asked.
+//! Errors of the store.
 
-use std::io;
 use std::path::PathBuf;
 
-use forkd_types::{Digest, Tag};
+use forkd_types::{Digest, PathError, Tag};
 use thiserror::Error;
 
 use crate::manifest::ManifestError;
 
-/// Why the store did not do what it was asked.
+/// Why an operation on the store failed.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// A file or directory could not be used.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// With which path.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// Another process uses the directory.
     #[error("{} is in use by another daemon", path.display())]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The directory was written by a newer version.
-    #[error("{} has store format {found}, this program knows {known}", path.display())]
+    InUse { path: PathBuf },
+    /// The directory was written by another version.
+    #[error(
+        "{} has store format {found}, this program reads {known}: run the forkd that wrote it, or give another --data-dir",
+        path.display()
+    )]
     Format {
         /// The directory.
         path: PathBuf,
@@ -40,47 +31,33 @@ pub enum StoreError {
     },
     /// There is no such tag.
     #[error("there is no snapshot {tag}")]
-    NotFound {
-        /// The tag.
-        tag: Tag,
-    },
+    NotFound { tag: Tag },
     /// The tag is taken.
     #[error("there is already a snapshot {tag}")]
-    Exists {
-        /// The tag.
-        tag: Tag,
-    },
+    Exists { tag: Tag },
     /// The manifest of a tag cannot be used.
     #[error("the manifest of {tag} cannot be used")]
     Manifest {
-        /// The tag.
         tag: Tag,
-        /// What is wrong with it.
         #[source]
         source: ManifestError,
     },
     /// A file that a manifest names is missing or has another size.
     #[error("snapshot {tag} needs {digest}, {problem}")]
     Blob {
-        /// The tag.
         tag: Tag,
-        /// The file.
         digest: Digest,
-        /// What is wrong with it.
         problem: &'static str,
     },
+    /// The content of a blob has changed on disk.
+    #[error("the content of {digest} does not match its digest")]
+    Damaged { digest: Digest },
     /// Other tags build on this one.
     #[error("{} build on {tag}", list(dependents))]
-    HasDependents {
-        /// The tag.
-        tag: Tag,
-        /// Which ones.
-        dependents: Vec<Tag>,
-    },
+    HasDependents { tag: Tag, dependents: Vec<Tag> },
     /// The chain of parents is longer than any may be.
     #[error("{tag} would be the {depth}th link of its chain, {limit} is the limit")]
     ChainTooLong {
-        /// The tag.
         tag: Tag,
         /// How deep it would be.
         depth: usize,
@@ -90,17 +67,13 @@ pub enum StoreError {
     /// Snapshots take as much of the disk as they may.
     #[error("snapshots take {used} bytes on disk, {limit} is the limit")]
     Limit {
-        /// What they take, the new one included where there is one.
+        /// Bytes on disk of all blobs, those of the new snapshot included.
         used: u64,
-        /// What they may take.
         limit: u64,
     },
     /// There is no such image.
     #[error("there is no image {name:?}")]
-    NoImage {
-        /// Its name.
-        name: String,
-    },
+    NoImage { name: String },
 }
 
 fn list(tags: &[Tag]) -> String {
@@ -111,19 +84,6 @@ fn list(tags: &[Tag]) -> String {
 impl StoreError {
     /// The disk is full.
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull)
-    }
-}
-
-/// Puts the action and the path to an I/O error.
-pub(crate) fn io_error<E: Into<io::Error>>(
-    action: &'static str,
-    path: impl Into<PathBuf>,
-) -> impl FnOnce(E) -> StoreError {
-    let path = path.into();
-    move |source| StoreError::Io {
-        action,
-        path,
-        source: source.into(),
+        matches!(self, Self::Path(error) if error.is_no_space())
     }
 }

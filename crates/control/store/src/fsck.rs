@@ -1,35 +1,40 @@
-//! Looking for damage.
+//! Checking the store for damage.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 
-use forkd_types::{Digest, Tag};
+use forkd_types::{Digest, Tag, chain};
 
 use crate::blobs;
+use crate::digest::page_digest;
 use crate::error::StoreError;
-use crate::sparse::page_digest;
-use crate::store::{Store, chain, read_manifest};
+use crate::store::Store;
+use crate::tags::read_manifest;
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FsckFindings {
-    /// Tags looked at.
+    /// Number of tags that were checked.
     pub snapshots: u64,
-    /// Blobs whose digest was computed again.
+    /// Number of blobs whose digest was computed again.
     pub blobs_checked: u64,
-    /// What is wrong.
+    /// One line per problem.
     pub problems: Vec<String>,
-    /// What was put right.
+    /// One line per repair.
     pub repaired: Vec<String>,
 }
 
 impl Store {
-    /// Checks every manifest, and with `deep` every byte. A tag that turns out to be damaged is marked, so
-    /// that nothing starts from it; blobs that nobody needs are removed.
+    /// Checks every manifest, and with `deep` the content of every blob. Marks damaged tags, so that nothing starts from
+    /// them, reads the sizes of all blobs again, and removes unused blobs.
     pub fn fsck(&self, deep: bool) -> Result<FsckFindings, StoreError> {
         let mut findings = FsckFindings::default();
         let mut damaged = BTreeMap::new();
+        {
+            let _commit = self.commit();
+            self.blobs.lock().reload(&self.layout)?;
+        }
         if deep {
             self.scrub(&mut findings, &mut damaged)?;
         }
@@ -46,8 +51,8 @@ impl Store {
         Ok(findings)
     }
 
-    /// Looks at one tag and marks it if it is damaged. No tag comes or goes meanwhile: one that was deleted since the
-    /// list was made is neither damaged nor to be entered again.
+    /// Checks one tag and marks it if it is damaged. Holds the commit lock: a tag that was deleted since the list was
+    /// made must not be entered again.
     pub(crate) fn check(&self, tag: &Tag, damaged: &BTreeMap<Digest, String>) -> Option<String> {
         let _commit = self.commit();
         if !self.contains(tag) {

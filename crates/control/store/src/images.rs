@@ -1,11 +1,11 @@
-//! Images that parents are built from.
+//! Installed images, which parents are built from.
 
 use std::io;
 use std::path::PathBuf;
 
-use forkd_types::Tag;
+use forkd_types::{Tag, path_error};
 
-use crate::error::{StoreError, io_error};
+use crate::error::StoreError;
 use crate::sparse::{Sizes, sizes};
 use crate::store::Store;
 
@@ -15,13 +15,12 @@ const ROOTFS: &str = "root.ext4";
 /// An image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Its name; images are named as tags are.
+    /// Images follow the rules for names of tags.
     pub name: Tag,
-    /// Where it lies.
     pub dir: PathBuf,
-    /// Its disk.
+    /// The root disk.
     pub rootfs: PathBuf,
-    /// How big that is.
+    /// Size of the root disk.
     pub sizes: Sizes,
 }
 
@@ -37,7 +36,7 @@ impl Store {
                     name: name.to_string(),
                 });
             }
-            Err(error) => return Err(io_error("open", rootfs)(error)),
+            Err(error) => return Err(path_error("open", rootfs)(error).into()),
         };
         Ok(Image {
             name: name.clone(),
@@ -51,8 +50,8 @@ impl Store {
     pub fn images(&self) -> Result<Vec<Image>, StoreError> {
         let dir = self.layout().images();
         let mut all = Vec::new();
-        for entry in std::fs::read_dir(&dir).map_err(io_error("read", &dir))? {
-            let name = entry.map_err(io_error("read", &dir))?.file_name();
+        for entry in std::fs::read_dir(&dir).map_err(path_error("read", &dir))? {
+            let name = entry.map_err(path_error("read", &dir))?.file_name();
             let Some(name) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };

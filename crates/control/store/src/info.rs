@@ -1,50 +1,49 @@
-//! What can be said about tags and about the store.
+//! Sizes and relations of tags, and the size of the store.
 
 use std::sync::Arc;
 
-use forkd_types::Tag;
+use forkd_types::{Tag, path_error};
 
-use crate::blobs;
-use crate::error::{StoreError, io_error};
+use crate::error::StoreError;
 use crate::manifest::{BlobRef, Manifest};
-use crate::store::{Entry, Store};
+use crate::store::Store;
+use crate::tags::Entry;
 
-/// What can be said about a tag.
+/// A tag with its relations and sizes.
 #[derive(Debug, Clone)]
 pub struct Detail {
-    /// What it is made of.
     pub manifest: Arc<Manifest>,
-    /// Tags it builds on, the oldest first.
+    /// Ancestors, the oldest first.
     pub ancestors: Vec<Tag>,
-    /// Tags that build directly on it.
+    /// Tags whose parent this tag is.
     pub dependents: Vec<Tag>,
     /// Bytes on disk of the newest memory layer.
     pub memory_physical: u64,
     /// Bytes on disk of the disk layers, the base image left out.
     pub disk_physical: u64,
-    /// Bytes on disk of everything it names.
+    /// Bytes on disk of all blobs that the tag names.
     pub physical: u64,
-    /// Of these, bytes that no other tag names.
+    /// Bytes on disk of the blobs that no other tag names.
     pub unique: u64,
 }
 
-/// What the store holds.
+/// Size of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Number of tags.
     pub snapshots: u64,
     /// Number of blobs.
     pub blobs: u64,
-    /// Bytes they take on disk.
+    /// Bytes that all blobs take on disk.
     pub physical: u64,
-    /// Bytes they describe.
+    /// Sum of the lengths of all blobs.
     pub logical: u64,
     /// Bytes free on the file system.
     pub free: u64,
 }
 
 impl Store {
-    /// What can be said about a tag.
+    /// Relations and sizes of a tag.
     pub fn detail(&self, tag: &Tag) -> Result<Detail, StoreError> {
         let manifest = self.manifest(tag)?;
         let others: Vec<Arc<Manifest>> = self
@@ -63,19 +62,19 @@ impl Store {
         let mut physical = 0;
         let mut unique = 0;
         for blob in manifest.blobs() {
-            let size = self.physical(&blob)?;
+            let size = self.physical(&blob);
             physical += size;
             if !shared.contains(&blob.digest) {
                 unique += size;
             }
         }
         let memory_physical = match manifest.memory.layers.last() {
-            Some(layer) => self.physical(layer)?,
+            Some(layer) => self.physical(layer),
             None => 0,
         };
         let mut disk_physical = 0;
         for layer in manifest.disks.iter().flat_map(|disk| &disk.layers) {
-            disk_physical += self.physical(layer)?;
+            disk_physical += self.physical(layer);
         }
         Ok(Detail {
             ancestors: self.ancestors(&manifest),
@@ -88,43 +87,40 @@ impl Store {
         })
     }
 
-    /// Bytes on disk of a blob.
-    pub fn physical(&self, blob: &BlobRef) -> Result<u64, StoreError> {
-        Ok(blobs::stat(self.layout(), &blob.digest)?.map_or(0, |sizes| sizes.physical))
+    /// Bytes on disk of a blob; 0 if there is no such blob.
+    pub fn physical(&self, blob: &BlobRef) -> u64 {
+        let sizes = self.blobs.lock().sizes(&blob.digest);
+        sizes.map_or(0, |sizes| sizes.physical)
     }
 
-    /// Refuses if blobs take more on disk than they may.
+    /// Refuses if blobs take more space than they may. Collects first if that may help.
     pub fn check_limit(&self) -> Result<(), StoreError> {
-        let Some(limit) = self.limit() else {
-            return Ok(());
-        };
-        let used = self.blob_usage()?.physical;
-        if used > limit {
-            return Err(StoreError::Limit { used, limit });
+        if self.within_limit().is_err() {
+            self.collect_freed()?;
         }
-        Ok(())
+        self.within_limit()
     }
 
-    /// What the store holds.
+    fn within_limit(&self) -> Result<(), StoreError> {
+        let used = self.blobs.lock().total().physical;
+        match self.limit() {
+            Some(limit) if used > limit => Err(StoreError::Limit { used, limit }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Size of the store. Reads no directory.
     pub fn usage(&self) -> Result<Usage, StoreError> {
         let root = self.layout().root();
-        let fs = rustix::fs::statvfs(root).map_err(io_error("look at", root))?;
+        let fs = rustix::fs::statvfs(root).map_err(path_error("look at", root))?;
+        let snapshots = self.list().len() as u64;
+        let blobs = self.blobs.lock();
         Ok(Usage {
-            snapshots: self.list().len() as u64,
+            snapshots,
+            blobs: blobs.len() as u64,
+            physical: blobs.total().physical,
+            logical: blobs.total().logical,
             free: fs.f_bavail.saturating_mul(fs.f_frsize),
-            ..self.blob_usage()?
         })
-    }
-
-    fn blob_usage(&self) -> Result<Usage, StoreError> {
-        let mut usage = Usage::default();
-        for digest in blobs::list(self.layout())? {
-            if let Some(sizes) = blobs::stat(self.layout(), &digest)? {
-                usage.blobs += 1;
-                usage.physical += sizes.physical;
-                usage.logical += sizes.logical;
-            }
-        }
-        Ok(usage)
     }
 }

@@ -1,4 +1,4 @@
-//! Where things lie.
+//! The paths inside the data directory.
 
 use std::path::{Path, PathBuf};
 
@@ -51,7 +51,7 @@ impl Layout {
         self.snapshots().join(tag.as_str())
     }
 
-    /// What is being written.
+    /// Files that are being written.
     pub fn staging(&self) -> PathBuf {
         self.root.join("staging")
     }
@@ -76,7 +76,7 @@ impl Layout {
         self.root.join("kernels")
     }
 
-    /// Everything that has to be there.
+    /// Directories that [`crate::Store::open`] creates.
     pub(crate) fn directories(&self) -> [PathBuf; 6] {
         [
             self.blobs(),

@@ -1,9 +1,10 @@
-//! Blobs in use.
+//! Counting the users of blobs.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use forkd_types::Digest;
+use parking_lot::{Mutex, MutexGuard};
 
 /// How often each blob is held.
 #[derive(Debug, Clone, Default)]
@@ -12,7 +13,7 @@ pub struct Leases(Arc<Mutex<Held>>);
 #[derive(Debug, Default)]
 struct Held {
     counts: HashMap<Digest, usize>,
-    /// A blob is held no more.
+    /// A blob lost its last lease, or a tag was deleted, since the last collection.
     freed: bool,
 }
 
@@ -36,13 +37,18 @@ impl Leases {
         self.lock().counts.contains_key(digest)
     }
 
+    /// Notes that a blob may have come free for another reason than the end of a lease.
+    pub fn note_freed(&self) {
+        self.lock().freed = true;
+    }
+
     /// Whether any blob has come free since this was last asked.
     pub fn take_freed(&self) -> bool {
         std::mem::take(&mut self.lock().freed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -54,7 +60,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// What is held.
     pub fn digests(&self) -> &[Digest] {
         &self.digests
     }

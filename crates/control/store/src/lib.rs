@@ -9,31 +9,48 @@
 //!   <data>/staging/                 what is being written; emptied at every start
 //! ```
 //!
-//! Bytes are hashed once, when they come in. A blob is in place and durable before a manifest names it,
-//! and a manifest appears by one rename, so a tag is whole or it is not there. A blob goes when no
-//! manifest names it and no [`Lease`] holds it.
+//! Invariants:
+//!
+//! - No process outside of the daemon can write the inode of a blob ([`Store::ingest`]).
+//! - A blob is complete and durable before a manifest names it. A manifest appears by one rename. After a crash, a tag is
+//!   complete or absent.
+//! - A blob is removed when no manifest names it and no [`Lease`] holds it.
+//!
+//! [`Store`] is the only entry point; its locks and their order are described in `store.rs`.
 
 mod blobs;
+mod collect;
+mod digest;
+mod draft;
 mod durable;
 mod error;
+mod format;
 mod fsck;
+mod hashed;
 mod images;
 mod info;
+mod ingest;
 mod layout;
 mod lease;
+mod lineage;
 mod manifest;
 mod merge;
 mod sparse;
 mod staging;
 mod store;
+mod tags;
 
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod ingest_tests;
 
+pub use digest::page_digest;
 pub use error::StoreError;
 pub use fsck::FsckFindings;
 pub use images::Image;
 pub use info::{Detail, Usage};
+pub use ingest::{Ingested, volatile_file};
 pub use layout::Layout;
 pub use lease::Lease;
 pub use manifest::{
@@ -41,6 +58,7 @@ pub use manifest::{
     SCHEMA, Source, Versions,
 };
 pub use merge::{MergeError, merge_layers};
-pub use sparse::{Sizes, copy_part, page_digest, sizes};
+pub use sparse::{Sizes, copy_part, sizes};
 pub use staging::Staging;
-pub use store::{Deletion, Entry, Ingested, Published, Store};
+pub use store::Store;
+pub use tags::{Deletion, Entry, Published};

@@ -1,13 +1,13 @@
-//! What a tag is made of, as it is stored.
+//! The manifest: the blobs and properties of a tag, as JSON on disk.
 
 use std::collections::BTreeMap;
 
-use forkd_types::{Digest, Tag};
+use forkd_types::{Digest, Engine, Tag};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of the manifest.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 /// The longest chain of parents.
 pub const MAX_CHAIN: usize = 64;
 /// The largest manifest that is read.
@@ -18,30 +18,21 @@ const MAX_LAYERS: usize = 64;
 /// Why a manifest cannot be used.
 #[derive(Debug, Error)]
 pub enum ManifestError {
-    /// It is not there, or cannot be read.
+    /// The manifest is missing or unreadable.
     #[error("it cannot be read")]
     Read(#[source] std::io::Error),
-    /// It is larger than any manifest.
+    /// The manifest is too large.
     #[error("it has {bytes} bytes, {MAX_BYTES} is the limit")]
-    TooLarge {
-        /// How large.
-        bytes: u64,
-    },
-    /// It is not one.
+    TooLarge { bytes: u64 },
+    /// The manifest is not valid JSON of this form.
     #[error("it does not parse")]
     Parse(#[source] serde_json::Error),
-    /// It was written by another version.
+    /// Another version of the manifest.
     #[error("it has schema {found}, this program knows {SCHEMA}")]
-    Schema {
-        /// Its version.
-        found: u32,
-    },
-    /// It names another tag than its directory does.
+    Schema { found: u32 },
+    /// The manifest names another tag than its directory.
     #[error("it is the manifest of {found}")]
-    OtherTag {
-        /// What it names.
-        found: Tag,
-    },
+    OtherTag { found: Tag },
     /// A number or list is out of range.
     #[error("{what} is out of range")]
     OutOfRange {
@@ -60,6 +51,8 @@ pub struct Manifest {
     pub tag: Tag,
     /// When it was made.
     pub created_at_unix: u64,
+    /// The engine that wrote the state and alone can read it.
+    pub engine: Engine,
     /// Guest memory in MiB.
     pub memory_mib: u32,
     /// Number of vCPUs.
@@ -72,28 +65,25 @@ pub struct Manifest {
     pub memory: MemoryManifest,
     /// Disks in slot order.
     pub disks: Vec<DiskManifest>,
-    /// The machine has a network device.
-    #[serde(default)]
-    pub network: bool,
-    /// What it was booted from, at the root of its chain.
+    /// Origin of the first tag of the chain.
     pub source: Source,
-    /// What it builds on.
+    /// The tag that this one builds on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
-    /// How it came about.
+    /// The operation that made the tag.
     pub origin: Origin,
-    /// Who wrote it.
+    /// Versions of the programs that wrote the tag.
     pub versions: Versions,
-    /// What people put on it.
+    /// Labels of the user.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// Which CPU a guest saw.
+/// CPU model that the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cpu {
-    /// All that the host had.
+    /// All features of the host.
     Host,
     /// The x86-64-v2 baseline.
     Baseline,
@@ -103,9 +93,9 @@ pub enum Cpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlobRef {
-    /// Its [`crate::page_digest`].
+    /// [`crate::page_digest`] of the content.
     pub digest: Digest,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -115,7 +105,7 @@ pub struct BlobRef {
 pub struct MemoryManifest {
     /// The files that hold pages, the oldest first.
     pub layers: Vec<BlobRef>,
-    /// Which page lies where; none when there is one layer that holds all.
+    /// The page map over the layers; absent if one layer holds all pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<BlobRef>,
 }
@@ -130,11 +120,11 @@ pub struct DiskManifest {
     pub layers: Vec<BlobRef>,
     /// The guest may not write.
     pub read_only: bool,
-    /// What the guest sees as the serial number.
+    /// Serial number that the guest sees.
     pub serial: String,
 }
 
-/// What a machine was booted from.
+/// Origin of a booted machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
@@ -152,17 +142,17 @@ pub struct Source {
     pub cmdline: String,
 }
 
-/// What a snapshot builds on.
+/// The tag that a snapshot builds on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parent {
-    /// Its name at the time.
+    /// Name at the time of the cut.
     pub tag: Tag,
     /// Digest of its manifest.
     pub digest: Digest,
 }
 
-/// How a snapshot came about.
+/// The operation that made a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Origin {
@@ -173,9 +163,9 @@ pub enum Origin {
     },
     /// A running sandbox was cut.
     Branch {
-        /// Its id.
+        /// ID of the sandbox.
         sandbox: String,
-        /// How long it stood still.
+        /// Pause of the sandbox.
         pause_us: u64,
         /// From the command to everything written.
         total_us: u64,
@@ -191,7 +181,7 @@ pub enum Origin {
     Import,
 }
 
-/// Who wrote a snapshot.
+/// Versions of the programs that wrote a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Versions {
@@ -260,24 +250,24 @@ impl Manifest {
         )
     }
 
-    /// The bytes that are stored.
+    /// The manifest as stored.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes
     }
 
-    /// The digest that children name.
+    /// Digest by which children name their parent.
     pub fn digest(&self) -> Digest {
         Digest(*blake3::hash(&self.to_bytes()).as_bytes())
     }
 
-    /// The digest of every blob it names, each once.
+    /// Digest of every blob, each once.
     pub fn digests(&self) -> impl Iterator<Item = Digest> + use<> {
         self.blobs().into_iter().map(|blob| blob.digest)
     }
 
-    /// Every blob it names, each once.
+    /// Every blob, each once.
     pub fn blobs(&self) -> Vec<BlobRef> {
         let mut all = vec![self.state];
         all.extend(&self.memory.layers);
@@ -306,6 +296,7 @@ pub(crate) mod tests {
             schema: SCHEMA,
             tag: tag.parse().unwrap(),
             created_at_unix: 1,
+            engine: Engine::FORKD,
             memory_mib: 1,
             vcpus: 1,
             cpu: Cpu::Host,
@@ -320,7 +311,6 @@ pub(crate) mod tests {
                 read_only: false,
                 serial: "root".into(),
             }],
-            network: false,
             source: Source::default(),
             parent: None,
             origin: Origin::Boot { ready_us: 5 },
@@ -347,7 +337,8 @@ pub(crate) mod tests {
             change(&mut bad);
             assert!(Manifest::parse(&tag, &bad.to_bytes()).is_err(), "{bad:?}");
         };
-        refused(&|m| m.schema = 2);
+        refused(&|m| m.schema = SCHEMA - 1);
+        refused(&|m| m.schema = SCHEMA + 1);
         refused(&|m| m.tag = "b".parse().unwrap());
         refused(&|m| m.vcpus = 0);
         refused(&|m| m.memory_mib = 2);

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use forkd_types::layer::{
+use forkd_formats::layer::{
     BLOCK, BLOCKS_PER_MAP_BYTE, HEADER_LEN, LayerError, LayerHeader, check_map,
 };
 use thiserror::Error;
 
 use crate::sparse::copy_part;
 
-/// Bytes of a map that are looked at together; they cover 64 MiB of disk.
+/// Bytes of a map that are merged at once; they cover 64 MiB of disk.
 const PIECE: usize = 4096;
 
 /// Why layers were not merged.
@@ -36,7 +36,7 @@ pub enum MergeError {
     Io(#[from] io::Error),
 }
 
-/// Writes what `layers`, the oldest first, say together into the new file `out`.
+/// Merges `layers`, the oldest first, into the new file `out`. The newest layer that holds a block wins.
 pub fn merge_layers(layers: &[File], out: &File) -> Result<(), MergeError> {
     let headers = layers
         .iter()

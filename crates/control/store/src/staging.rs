@@ -1,11 +1,13 @@
-//! A place for what is being written.
+//! Directories for files that are being written.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use crate::error::{StoreError, io_error};
+use forkd_types::path_error;
 
-/// A directory that nobody sees; it goes away with this value unless it was renamed into place.
+use crate::error::StoreError;
+
+/// A private directory, removed with this value unless it was renamed into place.
 #[derive(Debug)]
 pub struct Staging {
     path: PathBuf,
@@ -15,32 +17,32 @@ pub struct Staging {
 impl Staging {
     pub(crate) fn new(parent: &Path) -> Result<Self, StoreError> {
         let path = parent.join(format!("{:016x}", rand::random::<u64>()));
-        std::fs::create_dir(&path).map_err(io_error("create", &path))?;
+        std::fs::create_dir(&path).map_err(path_error("create", &path))?;
         Ok(Self { path, keep: false })
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A file in it.
+    /// Path of a file in the directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// A new file in it, open for reading and writing.
+    /// Creates a file in the directory, open for reading and writing.
     pub fn create(&self, name: &str) -> Result<File, StoreError> {
         let path = self.file(name);
-        File::options()
+        let file = File::options()
             .read(true)
             .write(true)
             .create_new(true)
             .open(&path)
-            .map_err(io_error("create", path))
+            .map_err(path_error("create", path))?;
+        Ok(file)
     }
 
-    /// Leaves it alone: it was renamed, or the process is as good as dead.
+    /// Keeps the directory: it was renamed, or a test simulates the death of the process.
     pub(crate) fn forget(mut self) {
         self.keep = true;
     }

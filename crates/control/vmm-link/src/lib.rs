@@ -4,10 +4,12 @@
 //! and hand everything that comes unasked to a channel.
 
 mod link;
+mod process;
 mod socket;
 mod spawner;
 mod vmm;
 
 pub use link::LinkError;
+pub use process::Process;
 pub use spawner::{Ended, Endings, Spawner, SpawnerError, Taken, end_spawner};
 pub use vmm::{Vmm, VmmCallError, VmmEvent, VmmEvents};

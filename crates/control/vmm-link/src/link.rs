@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_vmm_proto::{WireError, decode, encode};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -98,7 +99,8 @@ impl<M: Incoming> Link<M> {
         let seq = self.next.fetch_add(1, Ordering::Relaxed);
         let packet = encode(&make(seq))?;
         let (sender, answer) = oneshot::channel();
-        lock(&self.waiting)
+        self.waiting
+            .lock()
             .as_mut()
             .ok_or(LinkError::Closed)?
             .insert(seq, sender);
@@ -131,7 +133,7 @@ struct Forget<'a, M> {
 
 impl<M> Drop for Forget<'_, M> {
     fn drop(&mut self) {
-        if let Some(map) = lock(self.waiting).as_mut() {
+        if let Some(map) = self.waiting.lock().as_mut() {
             map.remove(&self.seq);
         }
     }
@@ -149,7 +151,7 @@ async fn read<M: Incoming>(
         };
         match message.answers() {
             Some(seq) => {
-                let sender = lock(&waiting).as_mut().and_then(|map| map.remove(&seq));
+                let sender = waiting.lock().as_mut().and_then(|map| map.remove(&seq));
                 if let Some(sender) = sender {
                     // The caller may have stopped waiting a moment ago.
                     let _ = sender.send((message, packet.fds));
@@ -173,12 +175,7 @@ async fn read<M: Incoming>(
         }
     }
     // Dropping the senders tells every waiting caller that no answer will come.
-    lock(&waiting).take();
-}
-
-/// The map is whole after every statement, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    waiting.lock().take();
 }
 
 fn gone(error: &io::Error) -> bool {

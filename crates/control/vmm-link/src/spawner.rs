@@ -3,13 +3,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
-    FromSpawn, HowEnded, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
-    SpawnRequest, SpawnStatus, Vm,
+    FromSpawn, HowEnded, Jail, Limits, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError,
+    SpawnReply, SpawnRequest, SpawnStatus, Vm, Walls,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -19,6 +18,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use crate::link::{Incoming, Link, LinkError, Unasked};
+use crate::process::{KILL, Process};
 
 /// Why `forkd-spawn` did not do what it was asked.
 #[derive(Debug, Error)]
@@ -52,9 +52,6 @@ pub enum SpawnerError {
     },
 }
 
-/// How long a killed process may take to give its memory back.
-const KILL: Duration = Duration::from_secs(60);
-
 /// A VM and its control socket.
 #[derive(Debug)]
 pub struct Taken {
@@ -62,6 +59,8 @@ pub struct Taken {
     pub vm: Vm,
     /// The controller's end, for [`crate::Vmm::new`].
     pub control: OwnedFd,
+    /// The VMM process.
+    pub process: Process,
 }
 
 /// A VM has ended.
@@ -82,6 +81,8 @@ const PROGRAM: &str = "forkd-spawn";
 #[derive(Debug)]
 pub struct Spawner {
     link: Link<FromSpawn>,
+    engine: Engine,
+    walls: Walls,
 }
 
 impl Incoming for FromSpawn {
@@ -134,17 +135,32 @@ impl Spawner {
         };
         let socket = dial(path).map_err(failed)?;
         let (link, receiver) = Link::new(socket, 1).map_err(failed)?;
-        let spawner = Self { link };
-        match spawner
-            .ask(SpawnCommand::Hello {
-                version: SPAWN_VERSION,
-            })
-            .await?
-            .0
-        {
-            SpawnReply::Hello { .. } => Ok((spawner, Endings { receiver })),
+        let mut spawner = Self {
+            link,
+            engine: Engine::FORKD,
+            walls: Walls::empty(),
+        };
+        let hello = SpawnCommand::Hello {
+            version: SPAWN_VERSION,
+        };
+        match spawner.ask(hello).await?.0 {
+            SpawnReply::Hello { engine, walls, .. } => {
+                spawner.engine = engine;
+                spawner.walls = walls;
+                Ok((spawner, Endings { receiver }))
+            }
             reply => Err(unexpected(reply)),
         }
+    }
+
+    /// The engine of the VMs that `forkd-spawn` starts.
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// The walls that stand around every VM.
+    pub fn walls(&self) -> Walls {
+        self.walls
     }
 
     /// Sets how many shells of a shape stand ready.
@@ -154,12 +170,20 @@ impl Spawner {
 
     /// Takes one shell for each id. What dies on the way is missing from the answer. After a failure some ids may have a
     /// process: the caller ends them all.
-    pub async fn take(&self, shape: Shape, ids: &[SandboxId]) -> Result<Vec<Taken>, SpawnerError> {
+    pub async fn take(
+        &self,
+        shape: Shape,
+        ids: &[SandboxId],
+        limits: &Limits,
+        jail: Jail,
+    ) -> Result<Vec<Taken>, SpawnerError> {
         let mut all = Vec::with_capacity(ids.len());
         for batch in ids.chunks(MAX_BATCH) {
             let command = SpawnCommand::Take {
                 shape,
                 ids: batch.to_vec(),
+                limits: limits.clone(),
+                jail,
             };
             match self.ask(command).await? {
                 (SpawnReply::Taken(vms), sockets) => all.extend(pair(vms, sockets)),
@@ -167,6 +191,12 @@ impl Spawner {
             }
         }
         Ok(all)
+    }
+
+    /// Replaces the limits of a live VM.
+    pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<(), SpawnerError> {
+        let id = id.clone();
+        self.done(SpawnCommand::SetLimits { id, limits }).await
     }
 
     /// Asks for the control sockets of every VM that lives.
@@ -240,10 +270,16 @@ impl Endings {
     }
 }
 
-fn pair(vms: Vec<Vm>, sockets: Vec<OwnedFd>) -> impl Iterator<Item = Taken> {
-    vms.into_iter()
-        .zip(sockets)
-        .map(|(vm, control)| Taken { vm, control })
+/// Puts each VM together with its two descriptors.
+fn pair(vms: Vec<Vm>, fds: Vec<OwnedFd>) -> impl Iterator<Item = Taken> {
+    let mut fds = fds.into_iter();
+    vms.into_iter().map_while(move |vm| {
+        Some(Taken {
+            vm,
+            control: fds.next()?,
+            process: Process::new(fds.next()?),
+        })
+    })
 }
 
 fn unexpected(reply: SpawnReply) -> SpawnerError {

@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use forkd_vmm_proto::{Command, Event, FromVmm, Reply, Request, VmmError};
+use forkd_vmm_proto::{Capabilities, Command, Event, FromVmm, Reply, Request, VmmError};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
@@ -38,6 +38,7 @@ pub struct VmmEvent {
 #[derive(Debug)]
 pub struct Vmm {
     link: Link<FromVmm>,
+    capabilities: Capabilities,
 }
 
 impl Incoming for FromVmm {
@@ -62,10 +63,20 @@ impl Vmm {
     /// Takes over a control socket. Events go to the returned stream, which ends with the VMM.
     ///
     /// `epoch` keeps the numbers of successive owners of one socket apart: a controller that adopts a VMM
-    /// gives another value than the one before it did.
-    pub fn new(control: OwnedFd, epoch: u32) -> std::io::Result<(Self, VmmEvents)> {
+    /// gives another value than the one before it did. `capabilities` are those that `forkd-spawn` reports of
+    /// the VM.
+    pub fn new(
+        control: OwnedFd,
+        epoch: u32,
+        capabilities: Capabilities,
+    ) -> std::io::Result<(Self, VmmEvents)> {
         let (link, receiver) = Link::new(control, (u64::from(epoch) << 32) + 16)?;
-        Ok((Self { link }, VmmEvents { receiver }))
+        Ok((Self { link, capabilities }, VmmEvents { receiver }))
+    }
+
+    /// The abilities of the VM's engine.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
     }
 
     /// Asks for something, with the descriptors the command names.

@@ -1,4 +1,4 @@
-//! Finding and asking the daemon.
+//! Finding the daemon and explaining its failures.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use forkd_rest_client::{Client, Error, InvalidTarget, Target};
 use crate::args::DaemonArgs;
 use crate::error::{CliError, CliResult};
 
-/// The name of the daemon's socket in its run directory.
+/// Path of the daemon's socket below a run directory.
 const SOCKET: &str = "forkd/forkd.sock";
 
-/// A connection to the daemon that was named, or to the one of this user's machine or of this host.
+/// A client for the daemon that the arguments name, else for the one that [`target`] finds. Does not connect yet.
 pub fn connect(args: &DaemonArgs) -> Result<Client, CliError> {
     let target = target(args).map_err(|error| failed(Error::Target(error)))?;
     let token = args.daemon_token.clone();
@@ -28,7 +28,7 @@ pub fn connect(args: &DaemonArgs) -> Result<Client, CliError> {
     }
 }
 
-/// Where the daemon is: as named, else in a machine that runs, else behind a local socket, else at the usual port.
+/// The address: the named one, else the running machine, else a local socket, else the default port.
 fn target(args: &DaemonArgs) -> Result<Target, InvalidTarget> {
     if let Some(url) = &args.daemon_url {
         return url.parse();
@@ -39,7 +39,7 @@ fn target(args: &DaemonArgs) -> Result<Target, InvalidTarget> {
     local_socket().map_or_else(|| DEFAULT_URL.parse(), |path| Ok(Target::Unix(path)))
 }
 
-/// The machine that `forkd machine` means without `--name`.
+/// The forwarded port of the machine that `forkd machine` uses without `--name`, if it runs.
 pub fn machine_port() -> Option<u16> {
     let name = match variable("FORKD_MACHINE") {
         Some(name) => name.parse().ok()?,
@@ -48,7 +48,7 @@ pub fn machine_port() -> Option<u16> {
     Machine::named(name).ok()?.daemon_port()
 }
 
-/// A variable of the environment; an empty one counts as not set.
+/// A variable of the environment. An empty one counts as not set.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
@@ -59,7 +59,7 @@ fn local_socket() -> Option<PathBuf> {
         .into_iter()
         .flatten()
         .map(|dir| dir.join(SOCKET))
-        // One that may not be looked at is there.
+        // Permission denied means the socket exists.
         .find(|path| path.try_exists().unwrap_or(true))
 }
 
@@ -70,16 +70,16 @@ pub fn block_on(work: impl Future<Output = CliResult>) -> CliResult {
         .enable_all()
         .build()?;
     let result = runtime.block_on(work);
-    // A read of stdin that nobody waits for any more must not keep the program.
+    // A pending read of standard input must not delay the exit.
     runtime.shutdown_background();
     result
 }
 
-/// What the daemon said, with a hint.
+/// Adds a hint to an error of the client.
 pub fn failed(error: Error) -> CliError {
     let hint = match &error {
         Error::Unreachable { source, .. } if source.to_string().contains("certificate") => Some(
-            "name the certificate to trust with --daemon-cacert or FORKD_CACERT, and the host as it does"
+            "trust the daemon's certificate with --daemon-cacert or FORKD_CACERT, and use the host name that the certificate has"
                 .to_owned(),
         ),
         Error::Unreachable { .. } if error.is_forbidden() => Some(
@@ -99,9 +99,9 @@ fn start_hint(target: &str) -> String {
     let elsewhere = if target == DEFAULT_URL {
         ""
     } else {
-        ", or name another one with --daemon-url or FORKD_URL"
+        ", or name the address of another one with --daemon-url or FORKD_URL"
     };
     format!(
-        "start one with `forkd-controller serve`, or `forkd machine start` on a host without KVM{elsewhere}"
+        "start a daemon with `forkd-controller serve`, or with `forkd machine start` on a host without KVM{elsewhere}"
     )
 }

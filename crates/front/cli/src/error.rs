@@ -1,4 +1,4 @@
-//! How a command fails: a chain of causes, an optional hint, an exit code.
+//! Failures of commands: a chain of causes, an optional hint, an exit code.
 
 use std::io;
 use std::process::ExitCode;
@@ -8,21 +8,21 @@ use serde::Serialize;
 
 use crate::ui::Ui;
 
-/// The exit code of a command. 2 is wrong usage (clap's own); commands that run a program somewhere else pass that
-/// program's code on.
+/// The exit code of a command. clap exits with 2 on invalid usage. Commands that run a program in a sandbox or in the
+/// machine exit with the code of that program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit(pub u8);
 
 impl Exit {
-    /// Everything was done.
+    /// Success.
     pub const OK: Self = Self(0);
-    /// Something was not done.
+    /// Failure.
     pub const FAILURE: Self = Self(1);
-    /// Where the code is that of a program: it was not the program that failed.
+    /// forkd failed, in a command whose exit code is otherwise that of a program.
     pub const OURS: Self = Self(125);
-    /// What a shell says of SIGINT.
+    /// 128 plus SIGINT, as shells report it.
     pub const INTERRUPTED: Self = Self(130);
-    /// What a shell says of SIGTERM.
+    /// 128 plus SIGTERM, as shells report it.
     pub const TERMINATED: Self = Self(143);
 }
 
@@ -40,10 +40,10 @@ pub struct CliError {
     exit: Exit,
 }
 
-/// What every command returns.
+/// The result of every command.
 pub type CliResult = Result<Exit, CliError>;
 
-/// A failure for programs.
+/// A failure as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Failure<'a> {
     error: String,
@@ -57,7 +57,7 @@ struct Failure<'a> {
     request_id: Option<&'a str>,
 }
 
-/// What finds an answer of the daemon again: in its documentation and in its log.
+/// Error code and request ID of a refusal: the keys to the API documentation and to the daemon's log.
 pub fn origin(body: &ErrorBody) -> String {
     match &body.request_id {
         Some(id) => format!("{}, request {id}", body.code.as_str()),
@@ -66,7 +66,7 @@ pub fn origin(body: &ErrorBody) -> String {
 }
 
 impl CliError {
-    /// An error and what the user can do about it.
+    /// An error with an optional hint, and exit code 1.
     pub fn new(error: anyhow::Error, hint: Option<String>) -> Self {
         Self {
             error,
@@ -75,7 +75,7 @@ impl CliError {
         }
     }
 
-    /// Adds what the user can do about it.
+    /// Sets the hint: what the user can do about the error.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -89,7 +89,7 @@ impl CliError {
         self
     }
 
-    /// What the user can do about it.
+    /// The hint.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
@@ -99,15 +99,15 @@ impl CliError {
         format!("{:#}", self.error)
     }
 
-    /// Prints the chain and the hint and gives the exit code.
+    /// Prints the chain of causes and the hint, and returns the exit code.
     ///
-    /// A reader that closed our stdout early (`| head`) has what it wanted: that is success.
+    /// A closed stdout (`| head`) is not a failure: the reader had enough.
     pub fn report(&self, ui: &Ui) -> Exit {
         if self.is_broken_pipe() {
             return Exit::OK;
         }
         if ui.wants_json() {
-            // The exit code says the same to whoever has closed stdout.
+            // If stdout is closed, the exit code still reports the failure.
             let _ = ui.json(&self.as_data());
         } else {
             let origin = self.body().map(origin);

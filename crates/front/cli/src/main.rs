@@ -1,11 +1,12 @@
 //! `forkd`: the command line.
 //!
-//! `args/` says what can be typed, with a file for each group of subcommands; `commands/` what is done about it, with a
-//! file for each subcommand. A command prints data to stdout and talk to stderr through [`ui::Ui`], and fails with
-//! [`error::CliError`], which `main` prints once.
+//! `args/` parses, with one file per group of subcommands. `commands/` acts, with one file per subcommand. A command prints
+//! data to stdout and everything else to stderr through [`ui::Ui`]. It fails with [`error::CliError`], which `main` prints
+//! once.
 
 mod args;
 mod commands;
+mod console;
 mod daemon;
 mod error;
 mod outcome;

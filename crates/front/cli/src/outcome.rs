@@ -1,4 +1,4 @@
-//! What became of each of several objects.
+//! Results of a command on several objects, one each.
 
 use forkd_api::{ErrorBody, ErrorCode};
 use forkd_rest_client::Error;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::error::{CliResult, Exit, origin};
 use crate::ui::Ui;
 
-/// What became of one.
+/// The result for one object.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
     name: String,
@@ -25,7 +25,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of the object of that name.
+    /// The result for the object of that name.
     pub fn new(name: String, result: Result<(), Error>) -> Self {
         let error = result.err();
         let body: Option<&ErrorBody> = error.as_ref().and_then(Error::body);
@@ -50,7 +50,7 @@ impl Outcome {
     }
 }
 
-/// Prints a line for each, or a list. It is a failure if one is.
+/// Prints one line per object, or a JSON list. Fails if the command failed for one of them.
 pub fn show(outcomes: &[Outcome], json: bool, ui: &Ui) -> CliResult {
     if json {
         ui.json(&outcomes)?;

@@ -1,4 +1,4 @@
-//! Being asked to stop.
+//! Interrupts: Ctrl-C and SIGTERM.
 
 use std::io;
 
@@ -6,14 +6,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::Exit;
 
-/// Ctrl-C and SIGTERM, from when it is made: what comes before it is asked for is kept.
+/// Receives SIGINT and SIGTERM from its creation on. A signal that arrives before [`Stop::asked`] is not lost.
 pub struct Stop {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Stop {
-    /// From now on these signals do not end the program.
+    /// From now on these signals no longer end the process.
     pub fn listen() -> io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -21,7 +21,7 @@ impl Stop {
         })
     }
 
-    /// Waits for one; gives what a shell says of a program that it ended.
+    /// Waits for a signal and returns the exit code for it.
     pub async fn asked(&mut self) -> Exit {
         tokio::select! {
             _ = self.interrupt.recv() => Exit::INTERRUPTED,

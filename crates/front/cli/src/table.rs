@@ -1,10 +1,10 @@
-//! Tables that fit the terminal.
+//! Tables and values as text.
 
 use std::io::IsTerminal;
 
 use rustix::termios::tcgetwinsize;
 
-/// A table without lines; on a terminal no line is longer than it is wide.
+/// A table without rules. On a terminal, lines are cut to its width.
 pub fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -46,7 +46,7 @@ fn render<const N: usize>(lines: &[[String; N]], most: Option<usize>) -> String 
     text.collect::<Vec<_>>().join("\n")
 }
 
-/// Names and values, aligned.
+/// Aligned names and values.
 pub fn facts(rows: impl IntoIterator<Item = (&'static str, String)>) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
@@ -57,7 +57,7 @@ pub fn facts(rows: impl IntoIterator<Item = (&'static str, String)>) -> String {
     lines.join("\n")
 }
 
-/// How long ago, in one unit.
+/// The time since `unix`, in one unit.
 pub fn age(unix: u64) -> String {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
@@ -71,7 +71,7 @@ pub fn age(unix: u64) -> String {
     }
 }
 
-/// Bytes as people read them.
+/// A number of bytes with a binary unit.
 pub fn bytes(count: u64) -> String {
     bytesize::ByteSize(count).display().iec().to_string()
 }

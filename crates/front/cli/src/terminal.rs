@@ -1,16 +1,16 @@
-//! The user's terminal, while a program somewhere else has it.
+//! The user's terminal while a program in a sandbox or in the machine uses it.
 
 use std::io;
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// Every key goes through as it is, until dropped.
+/// Raw mode of the terminal on standard input, until dropped: every key reaches the program.
 pub struct RawMode {
     before: Termios,
 }
 
 impl RawMode {
-    /// Takes the terminal that stdin is.
+    /// Switches the terminal to raw mode.
     pub fn enter() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -22,12 +22,12 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        // Nothing can be done about a terminal that is gone.
+        // The terminal may be gone: nothing to restore then.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
 }
 
-/// Rows and columns of the terminal that stdin is; those of a classic one when it is none.
+/// Rows and columns of the terminal on standard input; 24 and 80 without a terminal.
 pub fn size() -> (u16, u16) {
     match tcgetwinsize(io::stdin()) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row, size.ws_col),
@@ -35,7 +35,7 @@ pub fn size() -> (u16, u16) {
     }
 }
 
-/// What kind of terminal it is.
+/// The value of `TERM`, or `xterm`.
 pub fn kind() -> String {
     std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned())
 }

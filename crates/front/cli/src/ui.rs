@@ -1,4 +1,4 @@
-//! Where output goes: data to stdout, talk to stderr, colour only when a person is looking.
+//! Output: data to stdout, messages to stderr, colour only on a terminal.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -9,7 +9,7 @@ const RED: &str = "1;31";
 const CYAN: &str = "1;36";
 const DIM: &str = "2";
 
-/// The terminal, as one command sees it.
+/// The output streams of one command.
 #[derive(Debug, Clone, Copy)]
 pub struct Ui {
     color: bool,
@@ -17,7 +17,7 @@ pub struct Ui {
 }
 
 impl Ui {
-    /// Colour when stderr is a terminal and `NO_COLOR` is unset or empty. With `json` failures are data, too.
+    /// Colour if stderr is a terminal and `NO_COLOR` is unset or empty. With `json`, failures go to stdout as JSON.
     pub fn from_env(json: bool) -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self {
@@ -26,7 +26,7 @@ impl Ui {
         }
     }
 
-    /// A program reads what is printed.
+    /// Whether `--json` was given.
     pub fn wants_json(&self) -> bool {
         self.json
     }
@@ -50,23 +50,23 @@ impl Ui {
         self.raw(&text)
     }
 
-    /// Tells the user how things go, on stderr. A closed stderr is no reason to stop.
+    /// Writes a message to stderr. A closed stderr is ignored.
     pub fn talk(&self, text: impl Display) {
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 
-    /// Asks for an answer on the same line.
+    /// Writes a question to stderr, without a line feed.
     pub fn ask(&self, text: impl Display) {
         let mut stderr = io::stderr().lock();
         let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
     }
 
-    /// A dimmed aside on stderr.
+    /// Writes a dimmed message to stderr.
     pub fn aside(&self, text: impl Display) {
         self.talk(self.paint(DIM, &text.to_string()));
     }
 
-    /// `error:` with where it comes from and its causes, a blank line, and `hint:`.
+    /// Writes `error:` with origin and causes, a blank line, and `hint:` to stderr.
     pub fn error<'a>(
         &self,
         chain: impl Iterator<Item = &'a (dyn std::error::Error + 'static)>,

@@ -1,4 +1,4 @@
-//! What people see: text, streams and exit codes of commands that need no running machine.
+//! Text, streams and exit codes of commands that need no running machine and no daemon but a fake one.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -6,8 +6,9 @@ use std::net::{Shutdown, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 
-/// A user with an empty home and no QEMU but those a test makes.
+/// A user with an empty home directory. The only QEMU is the one that a test makes.
 struct User {
     home: tempfile::TempDir,
 }
@@ -55,7 +56,7 @@ impl User {
         )
     }
 
-    /// A QEMU that answers `--version`, and to everything else does what `script` says.
+    /// A QEMU that answers `--version` and runs `script` otherwise.
     fn qemu(&self, version: &str, script: &str) {
         let text = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'QEMU emulator version {version}'; exit; fi\n{script}\n"
@@ -80,7 +81,7 @@ fn executable(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A port that nothing listens on, and that is not the default, which somebody may use.
+/// An unused port: the default one may be in use on the host that runs the tests.
 const START: [&str; 8] = [
     "machine", "start", "--accel", "tcg", "--disk", "64M", "--port", "47113",
 ];
@@ -310,6 +311,19 @@ fn wrong_usage_is_exit_code_2() {
         &["exec", "-e", "=bad", "sb-1", "--", "true"],
         &["exec", "-i", "--json", "sb-1", "--", "true"],
         &["exec", "-i", "--timeout-secs", "9", "sb-1", "--", "true"],
+        &["exec", "-t", "--json", "sb-1", "--", "true"],
+        &["run"],
+        &["run", "-i"],
+        &["run", "-i", "--json", "--", "true"],
+        &["run", "-t", "--timeout-secs", "9"],
+        &["run", "--keep", "--rm", "--", "true"],
+        &["run", "--vcpus", "0", "--", "true"],
+        &["run", "--memory", "lots", "--", "true"],
+        &["run", "--cpus", "0", "--", "true"],
+        &["run", "-e", "NOT_SET_HERE", "--", "true"],
+        &["run", "--label", "bad", "--", "true"],
+        &["spawn", "--sandbox", "sb-1", "--memory-limit", "1G"],
+        &["spawn", "--sandbox", "sb-1", "--cpus", "1"],
         &["spawn", "--tag", "x", "--label", "bad"],
         &[
             "fork",
@@ -467,9 +481,10 @@ fn a_host_without_certificates_can_have_a_daemon() {
     assert!(!shown.contains("certificates"), "{shown}");
 }
 
-/// Something at a port of this host that answers every request with the same.
+/// A server on this host that gives every request the same answer, and records the requests.
 struct Fake {
     url: String,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl Fake {
@@ -477,13 +492,15 @@ impl Fake {
         Self::declaring(status, body, body.len())
     }
 
-    /// An answer that says it is so long.
+    /// An answer with this content length.
     fn declaring(status: &str, body: &str, length: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let answer = format!(
             "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
         );
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&requests);
         std::thread::spawn(move || {
             for connection in listener.incoming() {
                 let Ok(mut connection) = connection else {
@@ -491,28 +508,176 @@ impl Fake {
                 };
                 let mut request = Vec::new();
                 let mut chunk = [0; 4096];
-                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                while !is_whole(&request) {
                     match connection.read(&mut chunk) {
                         Ok(length @ 1..) => request.extend_from_slice(&chunk[..length]),
                         _ => break,
                     }
                 }
+                let text = String::from_utf8_lossy(&request).into_owned();
+                kept.lock().unwrap().push(text);
                 let _ = connection.write_all(answer.as_bytes());
-                // What is closed with something unread in it takes the answer along.
+                // Closing a socket with unread data resets the connection, and the client would lose the answer.
                 let _ = connection.shutdown(Shutdown::Write);
                 while matches!(connection.read(&mut chunk), Ok(1..)) {}
             }
         });
-        Self { url }
+        Self { url, requests }
     }
 
-    /// A daemon that knows no sandbox.
+    /// Method and path of each request so far.
+    fn seen(&self) -> Vec<String> {
+        let requests = self.requests.lock().unwrap();
+        let line = |text: &String| text.split(" HTTP/").next().unwrap().to_owned();
+        requests.iter().map(line).collect()
+    }
+
+    /// The body of the last request.
+    fn last_body(&self) -> serde_json::Value {
+        let requests = self.requests.lock().unwrap();
+        let (_, body) = requests.last().unwrap().split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// A daemon without sandboxes.
     fn refusing() -> Self {
         Self::new(
             "404 Not Found",
             r#"{"error": "no sandbox sb-1", "code": "sandbox_not_found", "hint": "`forkd ls` lists them", "request_id": "r-7"}"#,
         )
     }
+}
+
+/// Whether head and body of a request have arrived.
+fn is_whole(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request).to_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        return false;
+    };
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    body.len() >= length.unwrap_or(0)
+}
+
+#[test]
+fn how_a_command_runs_reaches_the_daemon() {
+    let user = User::new();
+    let fake = Fake::refusing();
+    let output = user
+        .command(&[
+            "exec",
+            "--json",
+            "-e",
+            "A=b=c",
+            "-e",
+            "PASSED_ON",
+            "-w",
+            "/srv",
+            "-u",
+            "nobody",
+            "sb-1",
+            "--",
+            "id",
+            "-u",
+        ])
+        .env("FORKD_URL", &fake.url)
+        .env("PASSED_ON", "yes")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125), "{}", user.show(output));
+    assert_eq!(fake.seen(), ["POST /v1/sandboxes/sb-1/exec"]);
+    assert_eq!(
+        fake.last_body(),
+        serde_json::json!({
+            "args": ["id", "-u"],
+            "timeout_secs": 30,
+            "env": { "A": "b=c", "PASSED_ON": "yes" },
+            "cwd": "/srv",
+            "user": "nobody",
+        })
+    );
+}
+
+#[test]
+fn limits_reach_the_daemon_and_a_refused_one_is_named() {
+    let user = User::new();
+    let fake = Fake::new(
+        "400 Bad Request",
+        r#"{"error": "this daemon cannot enforce limits.cpus", "code": "unsupported", "hint": "leave it out; this daemon enforces: memory_mib"}"#,
+    );
+    let output = user
+        .command(&[
+            "spawn",
+            "--tag",
+            "t",
+            "--memory-limit",
+            "1G",
+            "--cpus",
+            "1.5",
+            "--cpu-weight",
+            "50",
+            "--pids-limit",
+            "64",
+            "--io-bytes-per-sec",
+            "1048576",
+            "--io-ops-per-sec",
+            "100",
+        ])
+        .env("FORKD_URL", &fake.url)
+        .output()
+        .unwrap();
+    insta::assert_snapshot!(user.show(output), @r"
+    exit: 1
+    --- stdout
+    --- stderr
+    error: this daemon cannot enforce limits.cpus (unsupported)
+
+    hint: leave it out; this daemon enforces: memory_mib
+    ");
+    assert_eq!(
+        fake.last_body()["limits"],
+        serde_json::json!({
+            "memory_mib": 1024,
+            "cpus": 1.5,
+            "cpu_weight": 50,
+            "pids": 64,
+            "io_bytes_per_sec": 1_048_576,
+            "io_ops_per_sec": 100,
+        })
+    );
+}
+
+#[test]
+fn a_run_of_another_shape_looks_for_a_snapshot_of_its_own() {
+    let user = User::new();
+    let fake = Fake::refusing();
+    let run = |args: &[&str]| {
+        let mut command = user.command(args);
+        command.env("FORKD_URL", &fake.url).output().unwrap();
+        fake.seen().pop().unwrap()
+    };
+    assert_eq!(
+        run(&["run", "--", "true"]),
+        "GET /v1/snapshots/run-python-numpy/info"
+    );
+    assert_eq!(
+        run(&["run", "--vcpus", "2", "--memory", "1G", "--", "true"]),
+        "GET /v1/snapshots/run.c2.m1024-python-numpy/info"
+    );
+}
+
+#[test]
+fn a_terminal_is_needed_for_one() {
+    let user = User::new();
+    insta::assert_snapshot!(user.run(&["run", "-it"]), @r"
+    exit: 125
+    --- stdout
+    --- stderr
+    error: standard input is not a terminal
+
+    hint: use -i instead of -t to pass input from a pipe or a file
+    ");
 }
 
 #[test]
@@ -656,7 +821,7 @@ fn a_limit_that_is_not_kept_is_said() {
     --- stdout
     ✓ sb-1 ready=1.5ms
     --- stderr
-    warning: 1 of 1 have no limit of 300 MiB; the daemon's log says why it cannot set one
+    warning: 1 of 1 sandboxes run without the memory limit of 300 MiB; the daemon's log says why it could not be set
     ");
 }
 

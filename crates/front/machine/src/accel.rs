@@ -1,4 +1,7 @@
-//! Hardware acceleration or software emulation.
+//! Chooses between hardware acceleration and software emulation.
+//!
+//! [`AccelChoice`] is the request, [`Accel`] the decision. KVM is used only if the probe finds it native and
+//! nesting is on: the machine has to run VMs itself.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,20 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::MachineError;
 
-/// What the user asked for.
+/// The acceleration that the user requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AccelChoice {
     /// KVM where the host's is native and nesting is on, else emulation.
     #[default]
     Auto,
-    /// KVM or nothing.
+    /// KVM, or an error.
     Kvm,
-    /// Emulation.
     Tcg,
 }
 
-/// What a machine runs with.
+/// The acceleration that a machine runs with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accel {
@@ -32,7 +34,7 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// What to expect of it.
+    /// A sentence for users about the speed.
     #[must_use]
     pub fn expectation(self) -> &'static str {
         match self {
@@ -41,7 +43,7 @@ impl Accel {
         }
     }
 
-    /// The name QEMU has for it.
+    /// QEMU's name of the accelerator.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -57,11 +59,10 @@ impl fmt::Display for Accel {
     }
 }
 
-/// Not an acceleration.
+/// The text does not name an acceleration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not an acceleration: write auto, kvm or tcg")]
 pub struct InvalidAccel {
-    /// What was given.
     pub text: String,
 }
 
@@ -80,7 +81,7 @@ impl FromStr for AccelChoice {
     }
 }
 
-/// Decides, and says why. The probe runs only when its answer matters.
+/// Returns the acceleration and the reason for it. Runs the probe only if its result matters.
 pub(crate) fn choose(
     choice: AccelChoice,
     probe: impl FnOnce() -> Report,

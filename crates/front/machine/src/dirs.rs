@@ -1,4 +1,7 @@
-//! Where forkd keeps its files, after the XDG base directory rules.
+//! Directories of forkd, by the rules of the XDG base directory specification.
+//!
+//! [`Dirs`] has one path each for data, cache and state. Relative paths in XDG variables are ignored, as the
+//! specification demands.
 
 use std::env;
 use std::ffi::OsString;
@@ -6,20 +9,19 @@ use std::path::PathBuf;
 
 use forkd_types::data_dir;
 
-/// The places forkd writes to on behalf of a user.
+/// The directories in which forkd writes on behalf of a user.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Dirs {
     /// Snapshots and images of a daemon of this user: kept until removed on purpose.
     pub data: PathBuf,
-    /// What can be built again: machine images, kernels, downloads.
+    /// Files that can be built again: machine images, kernels, downloads.
     pub cache: PathBuf,
     /// Run-time state of machines: sockets, logs, data disks.
     pub state: PathBuf,
 }
 
 impl Dirs {
-    /// The directories of the calling user. `None` when neither an XDG variable nor `HOME` says
-    /// where one of them should be.
+    /// The directories of the calling user. `None` if neither an XDG variable nor `HOME` defines one of them.
     #[must_use]
     pub fn of_user() -> Option<Self> {
         let root = rustix::process::geteuid().is_root();
@@ -47,7 +49,7 @@ impl Dirs {
     }
 }
 
-/// The path that a variable names; an empty one names none.
+/// The path in an environment variable. An empty variable counts as unset.
 pub(crate) fn named(key: &str) -> Option<PathBuf> {
     env::var_os(key)
         .filter(|value| !value.is_empty())

@@ -1,4 +1,7 @@
-//! The data disk: a sparse file with a file system, made on the host and kept until `rm`.
+//! The data disk: a sparse file with an ext4 file system.
+//!
+//! The host creates and grows the file; the machine mounts it. The disk survives stops of the machine and is
+//! deleted by `forkd machine rm` only.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,10 +12,10 @@ use forkd_types::MiB;
 
 use crate::error::{MachineError, file};
 
-/// Less than this on the host's file system, and a machine would stop at its first writes.
+/// With less free space on the host, the machine would stop at its first writes.
 const MINIMUM_FREE: MiB = MiB(512);
 
-/// Makes the disk, or grows it when more is wanted than it has. Gives its size.
+/// Creates the disk, or grows it to the requested size. Returns its size.
 pub fn ensure(path: &Path, wanted: Option<MiB>, default: MiB) -> Result<MiB, MachineError> {
     check_room(path)?;
     let current = match fs::metadata(path) {
@@ -46,7 +49,7 @@ pub(crate) fn check_room(path: &Path) -> Result<(), MachineError> {
     Ok(())
 }
 
-/// Made under another name: a start that is killed half-way leaves no half disk behind.
+/// Creates the disk under a temporary name: a start that is killed leaves no partial disk.
 fn create(path: &Path, size: MiB) -> Result<(), MachineError> {
     let staging = path.with_extension("new");
     set_size(&staging, size)?;

@@ -1,4 +1,7 @@
-//! Why something about a machine did not work, and what can be done about it.
+//! Errors of operations on a machine.
+//!
+//! [`MachineError`] is shared by all operations. Each variant has its context in fields and its cause in
+//! `source()`. [`MachineError::hint`] tells the user how to fix the problem.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,182 +9,115 @@ use std::time::Duration;
 
 use forkd_types::MiB;
 
-/// Why an operation on a machine failed. The chain of causes is in `source()`; what the user can do
-/// is in [`MachineError::hint`].
+/// Why an operation on a machine failed. [`MachineError::hint`] returns a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// Neither `HOME` nor the XDG variables say where files go.
     #[error("no home directory: neither HOME nor the XDG variables are set")]
     NoHome,
-    /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was tried.
         action: &'static str,
-        /// On which file.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// The record of the machine cannot be read by this version.
     #[error("the record {} is not readable", path.display())]
     Record {
-        /// The record.
         path: PathBuf,
         #[source]
         source: RecordProblem,
     },
-    /// The machine does not run.
     #[error("machine {name:?} is not running")]
-    NotRunning {
-        /// Which machine.
-        name: String,
-    },
-    /// The machine runs, and what was asked for needs it stopped.
+    NotRunning { name: String },
+    /// The operation needs a stopped machine.
     #[error("machine {name:?} is running")]
-    Running {
-        /// Which machine.
-        name: String,
-    },
-    /// No QEMU was found.
+    Running { name: String },
     #[error("qemu-system-x86_64 was not found")]
     QemuMissing,
-    /// Only unsuitable QEMUs were found.
     #[error("{} is version {found}; version {minimum} or newer is needed", path.display())]
     QemuTooOld {
-        /// The newest that was found.
+        /// The newest QEMU that was found.
         path: PathBuf,
-        /// Its version.
         found: String,
-        /// The oldest that works.
+        /// The oldest supported version.
         minimum: u32,
     },
-    /// QEMU ended instead of starting the machine.
     #[error("qemu could not start the machine: {message}")]
-    QemuFailed {
-        /// What it printed.
-        message: String,
-    },
-    /// QEMU ended while the machine was booting.
+    QemuFailed { message: String },
     #[error("the machine stopped while it was booting")]
-    DiedBooting {
-        /// Where its console output is.
-        console: PathBuf,
-    },
-    /// The machine's QEMU does not answer on its control socket.
+    DiedBooting { console: PathBuf },
     #[error("qemu does not answer on {}", path.display())]
     Qmp {
-        /// The socket.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// A port of the host is taken.
     #[error("port {port} of 127.0.0.1 is in use")]
-    PortInUse {
-        /// Which port.
-        port: u16,
-    },
-    /// Hardware acceleration was asked for and is not to be had.
+    PortInUse { port: u16 },
+    /// KVM was requested and is not usable.
     #[error("hardware acceleration was asked for, and this host has none: {reason}")]
     NoKvm {
-        /// What the probe found.
+        /// The probe's reason.
         reason: String,
     },
-    /// There is too little room on the host's disk.
     #[error("only {free} are free in {}; the machine needs at least {needed}", path.display())]
     DiskFull {
-        /// Where.
         path: PathBuf,
-        /// What is free.
         free: MiB,
-        /// What is needed.
         needed: MiB,
     },
-    /// A disk cannot be made smaller.
     #[error("the data disk has {current}; it cannot be shrunk to {wanted}")]
-    DiskShrink {
-        /// Its size.
-        current: MiB,
-        /// The size asked for.
-        wanted: MiB,
-    },
-    /// The program that makes images is not there.
+    DiskShrink { current: MiB, wanted: MiB },
     #[error("forkd-image was not found beside forkd or in PATH")]
     ImageToolMissing,
-    /// The image could not be made.
     #[error("the machine image could not be built: {message}")]
     ImageFailed {
-        /// The last lines of the builder.
+        /// The last lines of the builder's output.
         message: String,
     },
-    /// What the builder left is not an image this version can start.
+    /// The builder's result is not an image that this version can start.
     #[error("{} is not a machine image", path.display())]
     ImageInvalid {
-        /// The image's description.
+        /// The description file of the image.
         path: PathBuf,
         #[source]
         source: RecordProblem,
     },
-    /// A helper program of the host failed.
     #[error("{program} failed: {message}")]
     Tool {
-        /// Which program.
         program: &'static str,
-        /// What it printed.
         message: String,
     },
-    /// The agent in the machine did not answer.
     #[error("the machine did not answer within {} s", waited.as_secs())]
-    NoAnswer {
-        /// How long it was waited.
-        waited: Duration,
-        /// Where the console output is.
-        console: PathBuf,
-    },
-    /// The conversation with the agent broke.
+    NoAnswer { waited: Duration, console: PathBuf },
     #[error("cannot {action}")]
     Agent {
-        /// What was tried.
         action: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The machine stands still because the host's disk is full.
     #[error("machine {name:?} is paused: the disk of this host is full")]
-    PausedNoSpace {
-        /// Which machine.
-        name: String,
-    },
-    /// The start was interrupted by the user.
+    PausedNoSpace { name: String },
     #[error("interrupted; the machine was stopped again")]
     Interrupted,
 }
 
-/// Why a file of ours cannot be read back.
+/// Why a file that forkd wrote cannot be read back.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordProblem {
-    /// It cannot be read.
     #[error("it cannot be read")]
     Read(#[source] io::Error),
-    /// It is not the JSON we write.
     #[error("its content is malformed")]
     Malformed(#[source] serde_json::Error),
-    /// Another version of forkd wrote it.
+    /// Another version of forkd wrote the file.
     #[error("it has format {found}; this version reads format {known}")]
-    Schema {
-        /// The format in the file.
-        found: u32,
-        /// The format we know.
-        known: u32,
-    },
-    /// A value in it is out of range.
+    Schema { found: u32, known: u32 },
     #[error("{0}")]
     Value(&'static str),
 }
 
 impl MachineError {
-    /// What the user can do about it.
+    /// A remedy for the user.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -234,7 +170,7 @@ fn command(verb: &str, name: &str) -> String {
     }
 }
 
-/// For `map_err`: a failed file operation.
+/// Builds the `map_err` closure for a failed file operation.
 pub(crate) fn file<'a>(
     action: &'static str,
     path: &'a std::path::Path,

@@ -1,4 +1,7 @@
-//! The machine's image: kernel, initramfs and root disk, made by `forkd-image`.
+//! The machine's image: kernel, initramfs and root disk.
+//!
+//! [`Image::ensure`] finds an image or calls `forkd-image` to build one. An image is a folder with
+//! `image.json` and three files; [`Image::open`] checks that all of them exist.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -17,35 +20,34 @@ use crate::record::read_versioned;
 const SCHEMA: u32 = 1;
 const DESCRIPTION: &str = "image.json";
 const BUILDER: &str = "forkd-image";
-/// Lines of the builder that an error shows.
+/// Lines of the builder's output that an error contains.
 const LINES_IN_ERROR: usize = 5;
 
-/// An image that is there and complete.
+/// An image whose files all exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     pub kernel: PathBuf,
     pub initramfs: PathBuf,
     pub root: PathBuf,
-    /// What tells it from other images, for people.
+    /// Identifies the image for users: the name of its folder.
     pub version: String,
 }
 
-/// `image.json` as the builder writes it. What else is in there is for people.
+/// The part of `image.json` that the start needs.
 #[derive(Debug, Deserialize)]
 struct Description {
-    /// The release of the kernel.
     kernel: String,
 }
 
-/// What the builder prints with `--json`.
+/// The part of the builder's `--json` output that the start needs.
 #[derive(Debug, Deserialize)]
 struct Built {
     folder: PathBuf,
 }
 
 impl Image {
-    /// The image to start: the folder that `FORKD_MACHINE_IMAGE` names, else what the builder makes or
-    /// has made before.
+    /// Opens the folder in `FORKD_MACHINE_IMAGE`, or calls the builder, which returns a cached image if it
+    /// has one.
     pub async fn ensure(progress: &dyn Progress) -> Result<Self, MachineError> {
         match named("FORKD_MACHINE_IMAGE") {
             Some(folder) => Self::open(&folder),
@@ -53,7 +55,7 @@ impl Image {
         }
     }
 
-    /// Opens a folder with an image.
+    /// Opens an image and checks that its files exist.
     pub fn open(folder: &Path) -> Result<Self, MachineError> {
         let path = folder.join(DESCRIPTION);
         let invalid = |source| MachineError::ImageInvalid {
@@ -80,7 +82,7 @@ impl Image {
     }
 }
 
-/// The builder names the folder after the content.
+/// The builder names the folder after its content.
 fn version(folder: &Path, description: &Description) -> String {
     match folder.file_name() {
         Some(name) => name.to_string_lossy().into_owned(),
@@ -88,7 +90,7 @@ fn version(folder: &Path, description: &Description) -> String {
     }
 }
 
-/// Starts the builder and passes its progress on.
+/// Runs the builder and forwards its progress. Returns the folder of the image.
 async fn build(progress: &dyn Progress) -> Result<PathBuf, MachineError> {
     let program = programs::find(BUILDER).ok_or(MachineError::ImageToolMissing)?;
     let failed = |message: String| MachineError::ImageFailed { message };
@@ -131,8 +133,8 @@ async fn build(progress: &dyn Progress) -> Result<PathBuf, MachineError> {
         .map_err(|error| failed(format!("its answer is not understood: {error}")))
 }
 
-/// A running builder. Asked to end, not killed, when nobody waits for it any more: it has programs of
-/// its own to end.
+/// A running builder. Dropping it sends SIGTERM instead of SIGKILL, because the builder has to end its own
+/// child processes.
 struct Builder {
     child: Child,
 }

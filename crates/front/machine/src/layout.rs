@@ -1,4 +1,7 @@
-//! Which file of a machine is where.
+//! Paths of a machine's files.
+//!
+//! All files lie in one directory per machine that only its owner can enter. The lock file lies beside that
+//! directory, because the directory is removed while the lock is held.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -8,7 +11,7 @@ use crate::dirs::Dirs;
 use crate::error::{MachineError, file};
 use crate::name::MachineName;
 
-/// The files of one machine, all below one directory that only its owner can enter.
+/// The files of one machine.
 #[derive(Debug, Clone)]
 pub struct Layout {
     root: PathBuf,
@@ -21,75 +24,72 @@ impl Layout {
         }
     }
 
-    /// The machine's directory.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Held while somebody starts, stops or removes the machine. It lies beside the directory, so
-    /// that removing the directory does not remove the lock under those who wait for it.
+    /// Lock for start, stop and removal. The file lies beside the directory, so that removing the directory
+    /// does not remove the lock while other processes wait for it.
     pub(crate) fn lock(&self) -> PathBuf {
         self.root.with_extension("lock")
     }
 
-    /// What runs.
+    /// The record of the running machine.
     pub(crate) fn record(&self) -> PathBuf {
         self.root.join("machine.json")
     }
 
-    /// QEMU's own pid file, written before our record.
+    /// QEMU's pid file. QEMU writes it before forkd writes the record.
     pub(crate) fn pid_file(&self) -> PathBuf {
         self.root.join("qemu.pid")
     }
 
-    /// QEMU's control socket.
     pub(crate) fn qmp(&self) -> PathBuf {
         self.root.join("qmp.sock")
     }
 
-    /// What the kernel and the agent print.
+    /// Output of the kernel and the agent.
     #[must_use]
     pub fn console(&self) -> PathBuf {
         self.root.join("console.log")
     }
 
-    /// What QEMU itself complains about.
+    /// QEMU's own error messages.
     pub(crate) fn qemu_log(&self) -> PathBuf {
         self.root.join("qemu.log")
     }
 
-    /// The image's initramfs with the secret added.
+    /// The image's initramfs with the token appended.
     pub(crate) fn initrd(&self) -> PathBuf {
         self.root.join("initrd")
     }
 
-    /// The secret that the agent asks for.
+    /// The token that the agent demands.
     pub(crate) fn token(&self) -> PathBuf {
         self.root.join("token")
     }
 
-    /// The disk that outlives the machine.
     pub(crate) fn data_disk(&self) -> PathBuf {
         self.root.join("data.img")
     }
 
-    /// The disk through which large files get in.
+    /// The disk that carries large files into the machine.
     pub(crate) fn transfer_disk(&self) -> PathBuf {
         self.root.join("transfer.img")
     }
 
-    /// Held while somebody uses the transfer disk.
+    /// Lock for the transfer disk.
     pub(crate) fn transfer_lock(&self) -> PathBuf {
         self.root.join("transfer.lock")
     }
 
-    /// Which programs are inside.
+    /// The programs that were copied in, with their hashes.
     pub(crate) fn synced(&self) -> PathBuf {
         self.root.join("synced.json")
     }
 
-    /// Makes the directory.
+    /// Creates the directory with mode 0700.
     pub(crate) fn create(&self) -> Result<(), MachineError> {
         DirBuilder::new()
             .recursive(true)

@@ -1,7 +1,11 @@
 //! `forkd machine`: a managed Debian VM under QEMU in which KVM works.
 //!
-//! It gives a KVM host to people who have none: a cloud runner without nested virtualisation, a
-//! laptop. Hardware acceleration where the host has it, software emulation where it must.
+//! The machine gives a KVM host to users who have none, for example on a laptop or on a cloud runner without
+//! nested virtualisation. It uses hardware acceleration if the host's KVM is native and nests, and software
+//! emulation otherwise.
+//!
+//! [`Machine`] identifies a machine by name; [`Session`] is a connection to the agent inside. Start, stop and
+//! removal hold one lock per machine.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), forkd_machine::MachineError> {

@@ -1,4 +1,7 @@
-//! One at a time: starting, stopping and removing a machine exclude each other.
+//! The lock that serialises start, stop and removal of a machine.
+//!
+//! The lock is an advisory file lock. The kernel releases it when the process dies. The holder may remove the
+//! lock file, so a waiter checks after locking that its file is still the one at the path.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -6,19 +9,19 @@ use std::path::Path;
 
 use crate::error::{MachineError, file};
 
-/// Held until dropped. The kernel lets go when the process dies, however it dies.
+/// The lock is held until the value is dropped.
 #[derive(Debug)]
 pub struct MachineLock {
     _file: File,
 }
 
 impl MachineLock {
-    /// Takes the lock, waiting for whoever has it; `on_wait` is called before waiting.
+    /// Takes the lock. Calls `on_wait` before it blocks.
     pub async fn take(path: &Path, on_wait: impl Fn()) -> Result<Self, MachineError> {
         loop {
             let lock = Self::take_file(path, &on_wait).await?;
-            // Whoever had it may have removed the file: then the next one makes another, and this
-            // one locks nothing.
+            // The previous holder may have removed the file. The next process then creates a new one, and the lock
+            // on the old file excludes no one.
             if is_at(&lock, path) {
                 return Ok(Self { _file: lock });
             }
@@ -73,7 +76,7 @@ mod tests {
     async fn the_second_waits_until_the_first_lets_go() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub/lock");
-        let first = MachineLock::take(&path, || panic!("nobody to wait for"))
+        let first = MachineLock::take(&path, || panic!("the lock is free"))
             .await
             .unwrap();
         let waited = AtomicBool::new(false);

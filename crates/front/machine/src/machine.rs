@@ -1,4 +1,7 @@
-//! One machine by its name, and the parts of its life that every operation needs.
+//! [`Machine`]: a machine by its name, and the helpers that every operation needs.
+//!
+//! The record (`machine.json`) describes the running QEMU. A QEMU without a record, or a record without a
+//! QEMU, is the remains of a crash; `clear_remains` removes both under the lock.
 
 use std::fs;
 use std::io;
@@ -14,7 +17,7 @@ use crate::progress::{Progress, Step};
 use crate::qemu;
 use crate::record::Record;
 
-/// A machine by its name; it need not exist.
+/// A machine by its name. The machine need not exist.
 #[derive(Debug, Clone)]
 pub struct Machine {
     pub(crate) name: MachineName,
@@ -37,13 +40,11 @@ impl Machine {
         Self { name, dirs, layout }
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &MachineName {
         &self.name
     }
 
-    /// Where its files are.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -87,8 +88,8 @@ impl Machine {
         .await
     }
 
-    /// Ends a QEMU that runs without a record, and removes what describes a machine that is gone.
-    /// Needs the lock.
+    /// Kills a QEMU that has no record, and removes the files of a machine that no longer runs. The caller
+    /// holds the lock.
     pub(crate) fn clear_remains(&self) -> Result<(), MachineError> {
         if let Some(orphan) = qemu::running(&self.layout) {
             kill(&orphan).map_err(file("end the process of", &self.layout.pid_file()))?;
@@ -104,8 +105,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Files that mean something only while the machine runs. The record goes last: it is what says
-    /// that there is something to clear.
+    /// Files that are valid only while the machine runs. The record is removed last: its presence means that
+    /// there are files to remove.
     fn run_files(&self) -> [PathBuf; 7] {
         let layout = &self.layout;
         [
@@ -120,7 +121,7 @@ impl Machine {
     }
 }
 
-/// Kills a process and waits until it is gone.
+/// Kills a process and waits for its end.
 pub(crate) fn kill(process: &ProcessIdentity) -> io::Result<()> {
     const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
     let Some(handle) = process.handle()? else {

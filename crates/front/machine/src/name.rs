@@ -1,4 +1,6 @@
-//! The name of a machine.
+//! [`MachineName`]: a validated machine name.
+//!
+//! A name becomes a directory name and part of a socket path, so its characters and its length are limited.
 
 use std::fmt;
 use std::path::Path;
@@ -9,29 +11,26 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MachineName(String);
 
-/// A name that cannot be a machine's.
+/// The text is not a valid machine name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid machine name {name:?}: use 1 to {} letters, digits, `_` and `-`, not starting with `-`",
     MachineName::MAX_LEN
 )]
 pub struct InvalidMachineName {
-    /// What was given.
     pub name: String,
 }
 
 impl MachineName {
-    /// The longest allowed name.
     pub const MAX_LEN: usize = 40;
 
-    /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// A name that belongs to one directory, so that two clones of a source tree never share a
-    /// machine: the prefix and a hash of the path.
+    /// A name for one directory: the prefix and a hash of the path. Two clones of a source tree never share a
+    /// machine.
     pub fn for_path(prefix: &str, path: &Path) -> Result<Self, InvalidMachineName> {
         let hash = blake3::hash(path.as_os_str().as_encoded_bytes());
         format!("{prefix}-{}", &hash.to_hex()[..12]).parse()

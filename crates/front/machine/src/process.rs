@@ -1,4 +1,7 @@
-//! Which process is meant: a pid alone is not enough, since the kernel gives it out again.
+//! Identifies processes safely.
+//!
+//! The kernel reuses process IDs, so a [`ProcessIdentity`] combines the process ID with the start time.
+//! Signals go through a pidfd ([`ProcessHandle`]), which never refers to another process.
 
 use std::fs;
 use std::io;
@@ -9,17 +12,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// A process, told apart from later ones with the same pid by the time it started.
+/// A process ID with its start time, which distinguishes the process from later ones with the same ID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
-    /// The kernel's number.
     pub pid: i32,
-    /// Clock ticks after boot at which it started.
+    /// Start time in clock ticks after boot.
     pub start_ticks: u64,
 }
 
 impl ProcessIdentity {
-    /// The process that has this pid now.
+    /// The process that has this process ID now.
     #[must_use]
     pub fn of(pid: i32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -27,13 +29,12 @@ impl ProcessIdentity {
         (state != 'Z' && state != 'X').then_some(Self { pid, start_ticks })
     }
 
-    /// Whether it still runs.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         Self::of(self.pid) == Some(*self)
     }
 
-    /// A handle that stays with this process even when it ends; `None` when it has.
+    /// A handle for signals. `None` if the process has ended.
     pub(crate) fn handle(&self) -> io::Result<Option<ProcessHandle>> {
         let Some(pid) = Pid::from_raw(self.pid) else {
             return Ok(None);
@@ -47,7 +48,6 @@ impl ProcessIdentity {
         Ok(self.is_alive().then_some(ProcessHandle { fd }))
     }
 
-    /// Its command line.
     pub(crate) fn command_line(&self) -> Vec<String> {
         fs::read(format!("/proc/{}/cmdline", self.pid))
             .unwrap_or_default()
@@ -57,14 +57,14 @@ impl ProcessIdentity {
     }
 }
 
-/// A process that signals reach without the risk of hitting another.
+/// A pidfd: signals reach this process or no process.
 #[derive(Debug)]
 pub struct ProcessHandle {
     fd: OwnedFd,
 }
 
 impl ProcessHandle {
-    /// Ends it at once.
+    /// Sends SIGKILL to the process.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.fd, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -72,7 +72,7 @@ impl ProcessHandle {
         }
     }
 
-    /// Waits until it has ended; `false` when it has not in time.
+    /// Waits for the end of the process. Returns `false` after the timeout.
     pub fn wait(&self, limit: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + limit;
         loop {
@@ -90,8 +90,8 @@ impl ProcessHandle {
     }
 }
 
-/// State and start time. The name in parentheses can hold anything, so fields count from the last
-/// closing one.
+/// Parses state and start time. The name in parentheses may contain any character, so the fields are counted
+/// from the last closing parenthesis.
 fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let after_name = stat.get(stat.rfind(')')? + 1..)?;
     let mut fields = after_name.split_ascii_whitespace();

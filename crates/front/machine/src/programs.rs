@@ -1,11 +1,14 @@
-//! The programs of this build: where they are on the host.
+//! Finds the programs of this build on the host.
+//!
+//! `FORKD_PROGRAMS` names another folder than that of the running program. [`NAMES`] lists the programs that
+//! are copied into a machine.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::dirs::named;
 
-/// The programs that belong into a machine.
+/// The programs that are copied into a machine.
 pub const NAMES: [&str; 7] = [
     "forkd",
     "forkd-controller",
@@ -16,8 +19,7 @@ pub const NAMES: [&str; 7] = [
     "forkd-agent",
 ];
 
-/// The folder with the programs of this build: the one `FORKD_PROGRAMS` names, else that of the
-/// running program.
+/// The folder with the programs of this build: `FORKD_PROGRAMS`, otherwise the folder of the running program.
 #[must_use]
 pub fn folder() -> Option<PathBuf> {
     match named("FORKD_PROGRAMS") {
@@ -26,7 +28,7 @@ pub fn folder() -> Option<PathBuf> {
     }
 }
 
-/// A program of this build: beside the running one, else in `PATH`.
+/// Looks for a program beside the running one, then in `PATH`.
 #[must_use]
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();

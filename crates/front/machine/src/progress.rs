@@ -1,51 +1,50 @@
-//! What a start is doing, told to whoever waits for it.
+//! Progress reports of a start.
+//!
+//! A start calls [`Progress::step`] for each [`Step`], in order. The CLI prints the steps; [`Silent`] ignores
+//! them.
 
 use std::time::Duration;
 
-/// Steps of a start, in the order they come.
+/// Steps of a start, in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Another forkd is starting or stopping this machine.
+    /// Another process starts, stops or removes this machine.
     WaitingForOther,
-    /// The image is looked up or made.
+    /// The image is looked up or built.
     Image,
-    /// The data disk is made.
+    /// The data disk is created.
     Disk,
     /// QEMU runs and the kernel boots.
     Booting {
-        /// What to expect.
+        /// A sentence for users about the speed.
         expectation: &'static str,
     },
-    /// It takes long; `forkd machine logs` shows how far it is.
+    /// The boot takes long; `forkd machine logs` shows the console.
     StillBooting {
-        /// Since the wait began.
+        /// Time since the wait began.
         after: Duration,
     },
     /// The agent has answered.
     Answered {
-        /// After the start of QEMU.
+        /// Time since the start of QEMU.
         after: Duration,
     },
-    /// Programs are copied in.
-    Programs {
-        /// How many.
-        count: usize,
-    },
-    /// The daemon inside is started.
+    /// Programs are copied into the machine.
+    Programs { count: usize },
+    /// The daemon in the machine is started.
     Daemon,
-    /// A stopped VM goes on.
+    /// A paused VM resumes.
     Resumed,
 }
 
-/// Receives the steps.
+/// Receiver of progress reports.
 pub trait Progress: Send + Sync {
-    /// A step begins.
     fn step(&self, step: &Step);
-    /// A line of the image builder.
+    /// A line of the image builder's output.
     fn builder(&self, line: &str);
 }
 
-/// Tells nobody.
+/// Ignores all progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Silent;
 

@@ -1,4 +1,7 @@
-//! QEMU's control socket: one question at a time, with a time limit on each.
+//! Client of QEMU's control socket (QMP).
+//!
+//! The client sends one command at a time and waits for its response with a timeout. Events that arrive in
+//! between are skipped.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -12,16 +15,16 @@ use serde_json::{Value, json};
 use crate::error::MachineError;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// More lines than this between question and answer are not a conversation any more.
+/// Upper bound on events before a response. More mean that the peer is not QEMU.
 const MAX_EVENTS: usize = 1000;
 
-/// A connection to QEMU.
+/// A connection to QEMU's control socket.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
 }
 
-/// A host port that leads into the machine.
+/// A port of the host that is forwarded into the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forward {
     pub host_port: u16,
@@ -29,7 +32,7 @@ pub struct Forward {
 }
 
 impl Qmp {
-    /// Connects and gets past the greeting.
+    /// Connects and completes the QMP handshake.
     pub fn connect(path: &Path) -> Result<Self, MachineError> {
         Self::open(path).map_err(|source| MachineError::Qmp {
             path: path.to_owned(),
@@ -67,12 +70,12 @@ impl Qmp {
             .ok_or_else(unexpected)
     }
 
-    /// Lets a stopped VM go on.
+    /// Resumes a paused VM.
     pub fn resume(&mut self) -> io::Result<()> {
         self.ask("cont", json!({})).map(drop)
     }
 
-    /// Ends QEMU after writing its disks. It may be gone before it answers.
+    /// Ends QEMU after it has written its disks. QEMU may exit before it responds.
     pub fn quit(&mut self) -> io::Result<()> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         match self.ask("quit", json!({})) {
@@ -84,7 +87,7 @@ impl Qmp {
         }
     }
 
-    /// The host ports that lead into the machine.
+    /// The forwarded ports.
     pub fn forwards(&mut self) -> io::Result<Vec<Forward>> {
         let answer = self.ask(
             "human-monitor-command",
@@ -166,7 +169,7 @@ mod tests {
         );
     }
 
-    /// Plays QEMU: says `lines` one after another, the first unasked, each other after a question.
+    /// A fake QEMU: sends the first line at once, and each other line after a command.
     fn play(lines: &'static [&'static str]) -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir

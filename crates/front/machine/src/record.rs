@@ -1,4 +1,7 @@
-//! What is written down about a running machine.
+//! Files that describe a running machine.
+//!
+//! [`Record`] is stored in `machine.json`. Every file has a `schema` number, is readable by its owner only,
+//! and is replaced by an atomic rename.
 
 use std::fs;
 use std::io::Write;
@@ -19,24 +22,23 @@ const SCHEMA: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub schema: u32,
-    /// Changes with every start.
+    /// A random value per start.
     pub instance: String,
     pub qemu: ProcessIdentity,
     pub qemu_version: String,
     pub accel: Accel,
-    /// Why this acceleration, in words.
+    /// Why this acceleration was chosen, for users.
     pub accel_reason: String,
     pub cpus: u32,
     pub memory: MiB,
     pub disk: MiB,
-    /// Port of 127.0.0.1 that leads to the daemon inside.
+    /// Port of 127.0.0.1 that is forwarded to the daemon.
     pub api_port: u16,
-    /// Port of 127.0.0.1 that leads to the agent inside.
+    /// Port of 127.0.0.1 that is forwarded to the agent.
     pub agent_port: u16,
-    /// Which image it runs.
     pub image: String,
     pub started_unix_ms: u64,
-    /// How long the start took until the agent answered; missing while it has not.
+    /// Milliseconds from the start of QEMU until the agent answered. `None` until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_ms: Option<u64>,
 }
@@ -44,7 +46,7 @@ pub struct Record {
 impl Record {
     pub const SCHEMA: u32 = SCHEMA;
 
-    /// Reads the record; `None` when there is none.
+    /// Reads the record. `None` if the file does not exist.
     pub fn read(path: &Path) -> Result<Option<Self>, MachineError> {
         read_versioned(path, SCHEMA).map_err(|source| MachineError::Record {
             path: path.to_owned(),
@@ -52,13 +54,13 @@ impl Record {
         })
     }
 
-    /// Writes the record, whole or not at all.
+    /// Replaces the record atomically.
     pub fn write(&self, path: &Path) -> Result<(), MachineError> {
         write_json(path, self)
     }
 }
 
-/// Reads a JSON file with a `schema` field; `None` when there is no file.
+/// Reads a JSON file with a `schema` field. `None` if the file does not exist.
 pub(crate) fn read_versioned<T: DeserializeOwned>(
     path: &Path,
     known: u32,
@@ -82,14 +84,14 @@ pub(crate) fn read_versioned<T: DeserializeOwned>(
         .map_err(RecordProblem::Malformed)
 }
 
-/// Writes a JSON file that only its owner can read, by way of a rename.
+/// Replaces a JSON file atomically; only the owner can read it.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), MachineError> {
     let bytes = serde_json::to_vec_pretty(value)
         .map_err(|error| file("write", path)(std::io::Error::other(error)))?;
     write_private(path, &bytes)
 }
 
-/// Writes a file that only its owner can read, by way of a rename.
+/// Replaces a file atomically; only the owner can read it.
 pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<(), MachineError> {
     let staging = path.with_extension(format!("tmp-{}", std::process::id()));
     let written = fs::OpenOptions::new()

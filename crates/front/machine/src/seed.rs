@@ -1,6 +1,7 @@
-//! The secret, and the way it gets into the machine: a file added to the initramfs.
+//! The token of a machine, and its way into the machine.
 //!
-//! On QEMU's command line it would be open to every user of the host.
+//! The token is appended to the initramfs as a file. On QEMU's command line every user of the host could read
+//! it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,25 +11,24 @@ use std::path::Path;
 use crate::error::{MachineError, file};
 use crate::record::write_private;
 
-/// Where the agent finds the secret.
+/// Path of the token in the initramfs.
 const TOKEN_PATH: &str = "forkd-token";
 
-/// A new secret: 256 random bits.
+/// Returns 256 random bits as text.
 pub fn new_token() -> String {
     hex::encode(rand::random::<[u8; 32]>())
 }
 
-/// Stores the secret for later commands.
+/// Stores the token for later commands.
 pub fn write_token(path: &Path, token: &str) -> Result<(), MachineError> {
     write_private(path, token.as_bytes())
 }
 
-/// Reads the secret back.
 pub fn read_token(path: &Path) -> Result<String, MachineError> {
     fs::read_to_string(path).map_err(file("read", path))
 }
 
-/// Writes the image's initramfs with the secret added, readable by its owner only.
+/// Writes the image's initramfs with the token appended. Only the owner can read the file.
 pub fn write_initrd(initramfs: &Path, token: &str, out: &Path) -> Result<(), MachineError> {
     let mut source = File::open(initramfs).map_err(file("open", initramfs))?;
     let mut add = || -> io::Result<()> {

@@ -1,4 +1,8 @@
-//! Starting a machine, or seeing to it that it runs.
+//! Starts a machine, or confirms that it runs.
+//!
+//! A start holds the lock, prepares image, disks and token, launches QEMU, waits for the agent, copies the
+//! programs and starts the daemon. The record gets its `boot_ms` last: a record without it marks an
+//! interrupted start, which the next start completes.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -18,55 +22,50 @@ use crate::record::Record;
 use crate::session::Session;
 use crate::{disk, seed, transfer};
 
-/// Size of a new data disk. The file is sparse: it takes what is used.
+/// Size of a new data disk. The file is sparse.
 const DEFAULT_DISK: MiB = MiB(20 * 1024);
 const MIN_MEMORY: MiB = MiB(2 * 1024);
 const MAX_DEFAULT_MEMORY: MiB = MiB(8 * 1024);
 const MAX_DEFAULT_CPUS: u32 = 8;
-/// Port of the host for the daemon inside.
+/// Default port of the host for the daemon in the machine.
 pub const DEFAULT_API_PORT: u16 = 8889;
-/// How long a machine may take to answer. Seconds on an idle host; an emulated machine on a loaded
-/// one is slow.
+/// Timeout for the first answer. An idle host needs seconds; an emulated machine on a loaded host is slow.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// How often somebody who waits is told that it goes on.
+/// Interval of progress reports during a long boot.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a machine that has answered before may take.
+/// Timeout for a machine that has answered before.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// What a start was asked for; what is missing has a default.
+/// Parameters of a start. Missing values have defaults.
 #[derive(Debug, Clone, Default)]
 pub struct StartOptions {
-    /// Processors.
     pub cpus: Option<u32>,
-    /// Memory.
     pub memory: Option<MiB>,
-    /// Size of the data disk.
     pub disk: Option<MiB>,
-    /// Acceleration.
     pub accel: AccelChoice,
-    /// Port of 127.0.0.1 for the daemon inside; 0 lets one be chosen.
+    /// Port of 127.0.0.1 for the daemon in the machine; 0 lets QEMU choose one.
     pub api_port: Option<u16>,
 }
 
 /// A machine that runs and answers.
 #[derive(Debug, Clone, Serialize)]
 pub struct Started {
-    /// It ran before.
+    /// The machine ran before this start.
     pub already_running: bool,
-    /// Port of 127.0.0.1 for the daemon inside.
+    /// Port of 127.0.0.1 for the daemon in the machine.
     pub api_port: u16,
     /// Milliseconds from the start of QEMU to the first answer.
     pub boot_ms: Option<u64>,
-    /// Names of the programs that were copied in.
+    /// Names of the programs that were copied.
     pub programs: Vec<String>,
-    /// Whether the daemon inside runs.
+    /// Whether the daemon in the machine runs.
     pub daemon: bool,
-    /// What was asked for and needs a new start.
+    /// Requested settings that need a restart of the machine.
     pub ignored: Vec<String>,
 }
 
 impl Machine {
-    /// Starts the machine and returns when it answers. One that runs is left as it is.
+    /// Starts the machine and returns when it answers. Leaves a running machine as it is.
     ///
     /// Dropping the future ends a machine that has not answered yet.
     pub async fn start(
@@ -121,7 +120,7 @@ impl Machine {
         })
     }
 
-    /// QEMU stops a VM whose writes find the host's disk full. With room again, it can go on.
+    /// QEMU pauses a VM if the host's disk is full. The VM can resume when there is space again.
     fn resume_if_paused(&self, progress: &dyn Progress) -> Result<(), MachineError> {
         let path = self.layout.qmp();
         let qmp_error = |source| MachineError::Qmp {
@@ -208,8 +207,8 @@ impl Machine {
         })
     }
 
-    /// What a machine needs once after it has answered for the first time. The record says how long it
-    /// took to answer only when this is done, so that a start that was cut short is made up for.
+    /// Prepares a machine after its first answer. Stores `boot_ms` at the end, so that the next start repeats
+    /// an interrupted preparation.
     async fn prepare(
         &self,
         record: &mut Record,
@@ -222,7 +221,7 @@ impl Machine {
         Ok(programs)
     }
 
-    /// Which host ports QEMU has bound, in the order daemon, agent.
+    /// The host ports that QEMU has bound: daemon, then agent.
     fn ports(&self) -> Result<(u16, u16), MachineError> {
         let path = self.layout.qmp();
         let forwards = Qmp::connect(&path)?
@@ -243,8 +242,8 @@ impl Machine {
         Ok((host_port(API_PORT)?, host_port(AGENT_PORT)?))
     }
 
-    /// Waits until the agent answers. QEMU accepts connections before the machine does, so each
-    /// attempt ends with an answer or its own time limit.
+    /// Waits until the agent answers. QEMU accepts connections before the machine does, so each attempt has a
+    /// timeout of its own.
     async fn await_agent(
         &self,
         record: &Record,
@@ -288,7 +287,7 @@ impl Machine {
     }
 }
 
-/// Ends a machine whose start was given up.
+/// Ends a machine whose start was abandoned.
 struct BootGuard<'a> {
     machine: &'a Machine,
     armed: bool,
@@ -311,7 +310,7 @@ impl Drop for BootGuard<'_> {
     }
 }
 
-/// What was asked for in so many words and is different in the running machine.
+/// Requested settings that differ from those of the running machine.
 fn differences(record: &Record, options: &StartOptions) -> Vec<String> {
     let mut found = Vec::new();
     let mut note = |differs: bool, text: String| {
@@ -357,7 +356,7 @@ fn differences(record: &Record, options: &StartOptions) -> Vec<String> {
     found
 }
 
-/// Says early what QEMU would say late, after an image was made.
+/// Reports a busy port before the image is built; QEMU would report it afterwards.
 fn check_port(port: u16) -> Result<(), MachineError> {
     match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -367,8 +366,8 @@ fn check_port(port: u16) -> Result<(), MachineError> {
     }
 }
 
-/// An emulated machine has one processor: with two, QEMU's nested SVM mixes the registers of host and guest up every few
-/// minutes, and the machine or a guest in it dies.
+/// An emulated machine has one CPU: with two, QEMU's nested SVM mixes up the registers of host and guest
+/// every few minutes, and the machine or a guest in it dies.
 fn default_cpus(accel: accel::Accel) -> u32 {
     if accel == accel::Accel::Tcg {
         return 1;

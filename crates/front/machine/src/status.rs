@@ -1,4 +1,6 @@
-//! What a machine is doing.
+//! The state of a machine as `forkd machine status` shows it.
+//!
+//! [`Status`] combines the record, QEMU's own state, and the agent's answer within a short timeout.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,26 +20,26 @@ use crate::start::unix_ms;
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 
-/// The state of a machine in one word.
+/// The state of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// There is no such machine.
+    /// The machine does not exist.
     Absent,
-    /// It does not run; its data disk is kept.
+    /// The machine does not run; its data disk is kept.
     Stopped,
     /// QEMU runs, the agent has not answered yet.
     Starting,
-    /// It runs and answers.
+    /// The machine runs and answers.
     Running,
-    /// It has answered before and does not now.
+    /// The machine has answered before, but does not now.
     Unresponsive,
-    /// It stands still because the host's disk is full.
+    /// The machine stands still because the host's disk is full.
     Paused,
 }
 
 impl State {
-    /// The state as in the JSON form.
+    /// The name in the JSON output.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -51,67 +53,58 @@ impl State {
     }
 }
 
-/// What `forkd machine status` shows.
+/// The output of `forkd machine status`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// Which machine.
     pub name: String,
-    /// What it is doing.
     pub state: State,
-    /// Where its files are.
+    /// The directory with the machine's files.
     pub folder: PathBuf,
-    /// What its console prints.
+    /// Path of the console log.
     pub console: PathBuf,
-    /// Room that the data disk takes on the host.
+    /// Space that the data disk uses on the host.
     pub disk_used_mib: u64,
-    /// How it runs; missing when it does not.
+    /// Details of the running machine. `None` if it does not run.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunStatus>,
 }
 
-/// How a running machine runs.
+/// Details of a running machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct RunStatus {
-    /// Acceleration.
     pub accel: Accel,
-    /// Why this one.
+    /// Why this acceleration was chosen.
     pub accel_reason: String,
-    /// What to expect of it.
+    /// A sentence for users about the speed.
     pub expectation: &'static str,
-    /// Processors.
     pub cpus: u32,
-    /// Memory.
     pub memory_mib: u32,
-    /// Size of the data disk.
     pub disk_mib: u32,
-    /// Port of 127.0.0.1 for the daemon inside.
+    /// Port of 127.0.0.1 for the daemon in the machine.
     pub port: u16,
-    /// Port of 127.0.0.1 for the agent inside.
+    /// Port of 127.0.0.1 for the agent in the machine.
     pub agent_port: u16,
-    /// QEMU's process.
     pub pid: i32,
-    /// QEMU's version.
     pub qemu: String,
-    /// Which image.
     pub image: String,
-    /// Seconds since QEMU was started.
+    /// Seconds since the start of QEMU.
     pub uptime_s: u64,
     /// Milliseconds from the start of QEMU to the first answer.
     pub boot_ms: Option<u64>,
-    /// The kernel inside, if the machine answers.
+    /// Release of the machine's kernel, if the machine answers.
     pub kernel: Option<String>,
-    /// Whether the daemon inside runs, if the machine answers.
+    /// Whether the daemon in the machine runs, if the machine answers.
     pub daemon: Option<bool>,
 }
 
 impl Machine {
-    /// The port of this host that leads to the daemon inside; `None` when the machine does not run.
+    /// Port of 127.0.0.1 for the daemon in the machine. `None` if the machine does not run.
     #[must_use]
     pub fn daemon_port(&self) -> Option<u16> {
         self.live_record().ok()?.map(|record| record.api_port)
     }
 
-    /// What the machine is doing.
+    /// Collects the state of the machine.
     pub async fn status(&self) -> Result<Status, MachineError> {
         let root = self.layout.root();
         let (state, run) = match self.live_record()? {

@@ -1,4 +1,6 @@
-//! Stopping and removing a machine.
+//! Stops and removes machines.
+//!
+//! A stop tries three ways in turn, each with a timeout: the agent powers off, QEMU quits, SIGKILL.
 
 use std::fs;
 use std::io;
@@ -15,9 +17,9 @@ use crate::record::Record;
 use crate::seed;
 use crate::session::Session;
 
-/// How long the agent may take to end what runs inside.
+/// Timeout for the agent to end all processes in the machine.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(30);
-/// How long QEMU may take to write its disks.
+/// Timeout for QEMU to write its disks.
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -25,18 +27,18 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stopped {
-    /// It did not run.
+    /// The machine did not run.
     NotRunning,
-    /// It ended what ran inside and powered off.
+    /// The agent ended all processes and powered off.
     Clean,
-    /// It did not power off by itself; QEMU was asked to end.
+    /// The machine did not power off, and QEMU quit on request.
     Quit,
-    /// Nothing else helped.
+    /// QEMU was killed.
     Killed,
 }
 
 impl Machine {
-    /// Stops the machine: politely, then firmly.
+    /// Stops the machine: power-off, then QEMU's `quit`, then SIGKILL.
     pub async fn stop(&self, progress: &dyn Progress) -> Result<Stopped, MachineError> {
         if !self.layout.root().exists() {
             return Ok(Stopped::NotRunning);
@@ -72,7 +74,7 @@ impl Machine {
         self.quit_or_kill(handle, record).await
     }
 
-    /// Asks the agent to power off; `false` when it cannot be asked.
+    /// Asks the agent to power off. Returns `false` if the agent cannot be reached.
     async fn shut_down(&self, record: &Record) -> bool {
         let Ok(token) = seed::read_token(&self.layout.token()) else {
             return false;
@@ -92,8 +94,8 @@ impl Machine {
         Ok(Stopped::Killed)
     }
 
-    /// Removes the machine with its data. One that runs is stopped first when forced, else it is an
-    /// error. `false` when there was none.
+    /// Removes the machine with its data. A running machine is stopped if `force` is set, and is an error
+    /// otherwise. Returns `false` if there was no machine.
     pub async fn remove(&self, force: bool, progress: &dyn Progress) -> Result<bool, MachineError> {
         if !self.layout.root().exists() {
             return Ok(false);

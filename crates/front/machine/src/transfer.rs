@@ -1,8 +1,8 @@
-//! A disk that the host writes and the machine reads: the fast way in for large files.
+//! The transfer disk: the fast way for large files into the machine.
 //!
-//! The emulated network carries a few megabytes per second, a disk a hundred. The machine sees a
-//! read-only disk of fixed size; the host puts a tar archive at its start and tells the machine how much
-//! of it to read.
+//! The emulated network carries a few megabytes per second, a disk a hundred. The machine sees a read-only
+//! disk of fixed size. The host writes a tar archive to the start of the disk and tells the machine how many
+//! blocks to read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -13,28 +13,27 @@ use crate::error::{MachineError, file};
 use crate::layout::Layout;
 use crate::lock::MachineLock;
 
-/// The most that can be copied at once. The file is sparse.
+/// Upper bound on one copy. The file is sparse.
 const SIZE: u64 = 8 << 30;
-/// What the machine reads at once.
+/// Size of one read by the machine.
 const BLOCK: u64 = 1 << 20;
 
-/// Something to copy.
+/// A file or folder to copy.
 #[derive(Debug, Clone)]
 pub struct Parcel {
-    /// A file or folder of the host.
     pub from: PathBuf,
-    /// Its name below the target.
+    /// Name below the target folder.
     pub to: PathBuf,
 }
 
-/// The host's end of the disk.
+/// The host's side of the transfer disk.
 #[derive(Debug, Clone)]
 pub struct Transfer {
     disk: PathBuf,
     lock: PathBuf,
 }
 
-/// Makes the disk for a new start of a machine.
+/// Creates the disk for a new start of a machine.
 pub fn create_disk(path: &Path) -> Result<(), MachineError> {
     OpenOptions::new()
         .write(true)
@@ -46,7 +45,7 @@ pub fn create_disk(path: &Path) -> Result<(), MachineError> {
         .map_err(file("create", path))
 }
 
-/// How many blocks the machine has to read.
+/// Number of blocks that the machine has to read.
 pub fn blocks(length: u64) -> u64 {
     length.div_ceil(BLOCK)
 }
@@ -59,12 +58,12 @@ impl Transfer {
         }
     }
 
-    /// One copy at a time.
+    /// Takes the lock: one copy at a time.
     pub async fn lock(&self) -> Result<MachineLock, MachineError> {
         MachineLock::take(&self.lock, || {}).await
     }
 
-    /// Puts an archive of the parcels onto the disk; gives its length. Needs the lock.
+    /// Writes an archive of the parcels to the disk and returns its length. The caller holds the lock.
     pub async fn fill(&self, parcels: Vec<Parcel>) -> Result<u64, MachineError> {
         let path = self.disk.clone();
         let filled = tokio::task::spawn_blocking(move || {
@@ -100,7 +99,7 @@ fn pack(disk: File, parcels: &[Parcel]) -> io::Result<u64> {
     Ok(archive.into_inner()?.written)
 }
 
-/// A writer that stops where the disk ends.
+/// A writer that fails at the end of the disk.
 struct Limited {
     disk: File,
     written: u64,

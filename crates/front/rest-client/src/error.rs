@@ -1,4 +1,6 @@
-//! Why a request did not succeed.
+//! Errors of requests.
+//!
+//! [`Error::Refused`] is an answer of the daemon; every other variant means that no valid answer arrived.
 
 use std::io;
 
@@ -7,52 +9,51 @@ use thiserror::Error as ThisError;
 
 use crate::InvalidTarget;
 
-/// Why a request did not succeed.
+/// Why a request failed.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// The address cannot be used.
-    #[error("the daemon's address cannot be used")]
+    /// The address is invalid.
+    #[error("the address of the daemon is invalid")]
     Target(#[from] InvalidTarget),
-    /// The client could not be set up.
-    #[error("the HTTP client cannot be set up")]
+    /// The HTTP client could not be built.
+    #[error("the HTTP client cannot be built")]
     Setup(#[source] reqwest::Error),
-    /// There is nothing in what was to be trusted.
-    #[error("there is no certificate in what is to be trusted: PEM is needed")]
+    /// The file with trusted certificates has no certificate.
+    #[error("no certificate to trust found: a PEM file is needed")]
     NoCertificate,
-    /// Nobody answered.
+    /// The connection could not be established.
     #[error("no daemon answers at {target}")]
     Unreachable {
-        /// Where.
+        /// Address of the daemon.
         target: String,
-        /// What happened.
+        /// Innermost cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The connection ended in the middle.
-    #[error("the daemon's answer was cut off")]
+    /// The connection ended before the answer was complete.
+    #[error("the connection to the daemon ended before its answer was complete")]
     CutOff(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The daemon said no.
+    /// The daemon answered with an error.
     #[error("{}", body.error)]
     Refused {
         /// HTTP status.
         status: u16,
-        /// What it said.
+        /// The daemon's explanation.
         body: ErrorBody,
     },
-    /// The answer is not what the API describes.
-    #[error("the daemon's answer does not parse (HTTP {status})")]
+    /// The answer does not have the form that the API describes.
+    #[error("the answer of the daemon is invalid (HTTP {status})")]
     BadAnswer {
         /// HTTP status.
         status: u16,
-        /// Why not.
+        /// Parser error.
         #[source]
         source: serde_json::Error,
     },
 }
 
 impl Error {
-    /// The innermost cause: what the layers of an HTTP client say above it helps nobody. One of the system keeps its
-    /// kind.
+    /// The innermost cause, since the layers of the HTTP client above it add no information. An I/O error keeps its kind.
     pub(crate) fn root(error: reqwest::Error) -> Box<dyn std::error::Error + Send + Sync> {
         let mut cause: &(dyn std::error::Error + 'static) = &error;
         while let Some(source) = cause.source() {
@@ -65,7 +66,7 @@ impl Error {
         }
     }
 
-    /// The daemon may be there, and this user may not speak to it.
+    /// Whether this user has no permission to connect to the daemon's socket.
     pub fn is_forbidden(&self) -> bool {
         let Self::Unreachable { source, .. } = self else {
             return false;
@@ -75,7 +76,7 @@ impl Error {
             .is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// What the daemon said, if it answered.
+    /// The body of a refusal.
     pub fn body(&self) -> Option<&ErrorBody> {
         match self {
             Self::Refused { body, .. } => Some(body),
@@ -83,12 +84,12 @@ impl Error {
         }
     }
 
-    /// The daemon's code, if it answered.
+    /// The error code of a refusal.
     pub fn code(&self) -> Option<ErrorCode> {
         self.body().map(|body| body.code)
     }
 
-    /// What to do about it, if the daemon said so.
+    /// The hint of a refusal.
     pub fn hint(&self) -> Option<&str> {
         self.body().and_then(|body| body.hint.as_deref())
     }

@@ -1,4 +1,4 @@
-//! What happens inside a sandbox.
+//! Requests to a running guest: commands, code, files, console, events.
 
 use bytes::Bytes;
 use forkd_api::routes::{self, fill, push_escaped};
@@ -20,19 +20,19 @@ fn with_path(route: &str, id: &str, path: &str) -> String {
 }
 
 impl Client {
-    /// Asks the agent whether it is there.
+    /// Checks that the agent answers.
     pub async fn ping(&self, id: &str) -> Result<PingResponse, Error> {
         self.json(self.request(Method::POST, &fill(routes::PING, &[id])))
             .await
     }
 
-    /// Runs a command to its end.
+    /// Runs a command to its end and returns its output.
     pub async fn exec(&self, id: &str, request: &ExecRequest) -> Result<ExecResponse, Error> {
         self.json(self.post(&fill(routes::EXEC, &[id]), request))
             .await
     }
 
-    /// Runs a command and gives its output as it comes.
+    /// Runs a command and streams its output.
     pub async fn exec_stream(
         &self,
         id: &str,
@@ -44,7 +44,7 @@ impl Client {
         Ok(Frames::new(response))
     }
 
-    /// Evaluates code in the warm interpreter.
+    /// Evaluates code in the warm interpreter, with the default timeout.
     pub async fn eval(&self, id: &str, code: &str) -> Result<EvalResponse, Error> {
         let request = EvalRequest {
             code: code.to_owned(),
@@ -53,13 +53,13 @@ impl Client {
         self.eval_with(id, &request).await
     }
 
-    /// Evaluates code in the warm interpreter, for a time of the caller's choice.
+    /// Evaluates code in the warm interpreter.
     pub async fn eval_with(&self, id: &str, request: &EvalRequest) -> Result<EvalResponse, Error> {
         self.json(self.post(&fill(routes::EVAL, &[id]), request))
             .await
     }
 
-    /// The end of a sandbox's console.
+    /// The console output of a sandbox, or its last `tail` bytes.
     pub async fn logs(&self, id: &str, tail: Option<u64>) -> Result<Bytes, Error> {
         let mut path = fill(routes::LOGS, &[id]);
         if let Some(tail) = tail {
@@ -72,7 +72,7 @@ impl Client {
             .map_err(|error| Error::CutOff(Error::root(error)))
     }
 
-    /// Reads a file as it comes.
+    /// Streams the content of a file.
     pub async fn read_file(
         &self,
         id: &str,
@@ -86,7 +86,7 @@ impl Client {
             .map(|chunk| chunk.map_err(|error| Error::CutOff(Error::root(error)))))
     }
 
-    /// Writes a file, as its content comes. It has its name when all of it is there.
+    /// Writes a file from a stream. The file gets its name when all content has arrived.
     pub async fn write_file<S>(
         &self,
         id: &str,
@@ -108,7 +108,7 @@ impl Client {
             .await
     }
 
-    /// What happens from now on.
+    /// Streams events from now on.
     pub async fn events(&self) -> Result<Frames<EventInfo>, Error> {
         Ok(Frames::new(self.send(self.get(routes::EVENTS)).await?))
     }

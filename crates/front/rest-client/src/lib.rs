@@ -1,5 +1,8 @@
 //! Rust client of the REST API.
 //!
+//! [`Client`] has one method per route; [`Target`] is the address of the daemon; [`Error`] tells an answer of the daemon from
+//! a failure to reach it. The client never retries.
+//!
 //! ```no_run
 //! # async fn example() -> Result<(), forkd_rest_client::Error> {
 //! use forkd_rest_client::{Client, Target};

@@ -1,4 +1,4 @@
-//! Snapshots, images, the store, the daemon.
+//! Requests about snapshots, images, the store and the daemon.
 
 use forkd_api::routes::{self, fill};
 use forkd_api::{
@@ -10,17 +10,17 @@ use reqwest::Method;
 use crate::{Client, Error};
 
 impl Client {
-    /// Is the daemon well.
+    /// The health of the daemon.
     pub async fn health(&self) -> Result<Health, Error> {
         self.json(self.get(routes::HEALTHZ)).await
     }
 
-    /// Which version it is.
+    /// The version of the daemon.
     pub async fn version(&self) -> Result<Version, Error> {
         self.json(self.get(routes::VERSION)).await
     }
 
-    /// Every snapshot.
+    /// Lists snapshots.
     pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>, Error> {
         self.json(self.get(routes::SNAPSHOTS)).await
     }
@@ -30,13 +30,13 @@ impl Client {
         self.json(self.post(routes::SNAPSHOTS, request)).await
     }
 
-    /// Everything about one snapshot.
+    /// Describes a snapshot.
     pub async fn snapshot(&self, tag: &str) -> Result<SnapshotDetail, Error> {
         self.json(self.get(&fill(routes::SNAPSHOT_INFO, &[tag])))
             .await
     }
 
-    /// Makes a snapshot without parents.
+    /// Copies a snapshot into one that depends on no parent.
     pub async fn compact(&self, from: &str, to: &str) -> Result<SnapshotInfo, Error> {
         let request = CompactRequest { to: to.to_owned() };
         self.json(self.post(&fill(routes::SNAPSHOT_COMPACT, &[from]), &request))
@@ -54,7 +54,7 @@ impl Client {
             .await
     }
 
-    /// Deletes a snapshot.
+    /// Deletes a snapshot. `cascade` deletes its dependents too; `force` deletes it although dependents exist.
     pub async fn delete_snapshot(
         &self,
         tag: &str,
@@ -68,17 +68,17 @@ impl Client {
         self.nothing(self.request(Method::DELETE, &path)).await
     }
 
-    /// Images that parents can be built from.
+    /// Lists installed images.
     pub async fn images(&self) -> Result<Vec<ImageInfo>, Error> {
         self.json(self.get(routes::IMAGES)).await
     }
 
-    /// What the store holds.
+    /// Disk usage of the store.
     pub async fn store(&self) -> Result<StoreUsage, Error> {
         self.json(self.get(routes::STORE)).await
     }
 
-    /// Looks for damage in the store.
+    /// Checks the store for damage; `deep` reads every blob.
     pub async fn fsck(&self, deep: bool) -> Result<FsckReport, Error> {
         let path = format!("{}?deep={deep}", routes::STORE_FSCK);
         self.json(self.request(Method::POST, &path)).await

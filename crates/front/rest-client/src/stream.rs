@@ -1,4 +1,4 @@
-//! Answers that come line by line.
+//! Answers that are streamed as one JSON object per line.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -8,10 +8,10 @@ use serde::de::DeserializeOwned;
 
 use crate::Error;
 
-/// The longest line.
+/// Longest accepted line in bytes. A longer one is an error, so that a broken peer cannot exhaust memory.
 const MAX_LINE: usize = 16 << 20;
 
-/// Items that come one a line.
+/// A stream of JSON objects, one per line.
 #[derive(Debug)]
 pub struct Frames<T> {
     response: Response,
@@ -30,7 +30,7 @@ impl<T: DeserializeOwned> Frames<T> {
         }
     }
 
-    /// The next item; `None` at the end.
+    /// The next object; `None` at the end of the answer.
     pub async fn next(&mut self) -> Result<Option<T>, Error> {
         loop {
             if let Some(line) = self.ready.pop_front() {
@@ -50,7 +50,7 @@ impl<T: DeserializeOwned> Frames<T> {
             self.rest.extend_from_slice(&chunk);
             self.split();
             if self.rest.len() > MAX_LINE {
-                let text = std::io::Error::other("a line is too long");
+                let text = std::io::Error::other("a line of the answer exceeds 16 MiB");
                 return Err(Error::CutOff(Box::new(text)));
             }
         }

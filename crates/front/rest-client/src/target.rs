@@ -1,4 +1,4 @@
-//! Where the daemon is.
+//! The address of a daemon.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,22 +7,22 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Where the daemon is: `http://host:port`, `https://host:port` or `unix:///path`.
+/// The address of a daemon: `http://host:port`, `https://host:port` or `unix:///path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// TCP, with or without TLS; the URL has no slash at its end.
+    /// TCP, with or without TLS. The URL has no trailing slash.
     Url(String),
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// Why a string is no address of a daemon.
+/// Why an address is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{text:?} is no address of a daemon: write http://HOST:PORT, https://HOST:PORT or unix:///PATH"
+    "{text:?} is not the address of a daemon: write http://HOST:PORT, https://HOST:PORT or unix:///PATH"
 )]
 pub struct InvalidTarget {
-    /// What was given.
+    /// The rejected text.
     pub text: String,
 }
 
@@ -63,12 +63,12 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Whoever answers has to show a certificate.
+    /// Whether the daemon must present a certificate.
     pub(crate) fn is_tls(&self) -> bool {
         matches!(self, Self::Url(url) if url.starts_with("https://"))
     }
 
-    /// It is at an address of this host that no other host can reach.
+    /// Whether the address is a Unix socket or a loopback address, which only this host can reach.
     pub(crate) fn is_loopback(&self) -> bool {
         let Self::Url(url) = self else {
             return true;
@@ -84,7 +84,7 @@ impl Target {
         }
     }
 
-    /// What goes before a route.
+    /// The part of a URL before the route.
     pub(crate) fn base(&self) -> &str {
         match self {
             Self::Url(url) => url,

@@ -1,4 +1,7 @@
 //! Programs with input, over a WebSocket.
+//!
+//! Output arrives as binary messages whose first byte is the stream: 1 stdout or terminal, 2 stderr. Everything else is JSON
+//! in text messages.
 
 use forkd_api::routes::{self, fill};
 use forkd_api::{ExecFrame, TerminalInput, TerminalStart};
@@ -17,19 +20,19 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use crate::{Client, Error};
 
-/// A program that runs with input.
+/// The connection to a program that gets input.
 pub struct Terminal {
     socket: WebSocketStream<Upgraded>,
 }
 
-/// What comes back.
+/// A message from the program.
 #[derive(Debug)]
 pub enum TerminalEvent {
-    /// Output of the terminal, or stdout.
+    /// Output on the terminal or on stdout.
     Stdout(Vec<u8>),
-    /// stderr.
+    /// Output on stderr.
     Stderr(Vec<u8>),
-    /// Started, exited, failed.
+    /// The program started, exited or failed.
     Frame(ExecFrame),
 }
 
@@ -38,7 +41,7 @@ fn cut_off(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error 
 }
 
 impl Client {
-    /// Runs a program with input.
+    /// Starts a program with input.
     pub async fn terminal(&self, id: &str, start: &TerminalStart) -> Result<Terminal, Error> {
         let key = generate_key();
         let request = self
@@ -55,7 +58,7 @@ impl Client {
         if response.status() != StatusCode::SWITCHING_PROTOCOLS
             || accepted != Some(derive_accept_key(key.as_bytes()).as_bytes())
         {
-            return Err(cut_off("whoever answers does not speak WebSocket"));
+            return Err(cut_off("the server does not speak the WebSocket protocol"));
         }
         let connection = response.upgrade().await.map_err(cut_off)?;
         let socket = WebSocketStream::from_raw_socket(connection, Role::Client, None).await;
@@ -71,7 +74,7 @@ impl Terminal {
         self.socket.send(Message::text(text)).await.map_err(cut_off)
     }
 
-    /// Sends input.
+    /// Sends bytes to standard input.
     pub async fn write(&mut self, bytes: Vec<u8>) -> Result<(), Error> {
         self.socket
             .send(Message::binary(bytes))
@@ -79,12 +82,12 @@ impl Terminal {
             .map_err(cut_off)
     }
 
-    /// Says that the size changed, that there is no more input, or sends a signal.
+    /// Sends a new terminal size, end of input, or a signal.
     pub async fn control(&mut self, input: &TerminalInput) -> Result<(), Error> {
         self.text(input).await
     }
 
-    /// What comes next; `None` at the end.
+    /// The next message; `None` when the daemon has closed the connection.
     pub async fn next(&mut self) -> Result<Option<TerminalEvent>, Error> {
         while let Some(message) = self.socket.next().await {
             match message.map_err(cut_off)? {

@@ -1,4 +1,4 @@
-//! Requests and answers.
+//! HTTP requests and their answers.
 
 use std::time::Duration;
 
@@ -9,26 +9,26 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Target};
 
-/// How long a connection may take.
+/// Timeout for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// A connection to a daemon. Cheap to clone.
+/// A client of one daemon. Cheap to clone; connections are shared.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
-    /// Without HTTP/2, which has no upgrade to a WebSocket.
+    /// HTTP/1 only: a WebSocket upgrade does not exist in HTTP/2.
     http1: reqwest::Client,
     target: Target,
     token: Option<String>,
 }
 
 impl Client {
-    /// Does not connect yet. Certificates are checked against those that the host trusts.
+    /// A client that trusts the certificates of the host. Does not connect yet.
     pub fn new(target: &Target, token: Option<String>) -> Result<Self, Error> {
         Self::build(target, token, &[])
     }
 
-    /// Trusts these certificates (PEM) besides those that the host trusts. Does not connect yet.
+    /// A client that trusts these certificates (PEM) besides those of the host. Does not connect yet.
     pub fn trusting(target: &Target, token: Option<String>, pem: &[u8]) -> Result<Self, Error> {
         let trusted = Certificate::from_pem_bundle(pem).map_err(Error::Setup)?;
         if trusted.is_empty() {
@@ -42,7 +42,7 @@ impl Client {
         token: Option<String>,
         trusted: &[Certificate],
     ) -> Result<Self, Error> {
-        // A second call, by another part of the program, changes nothing.
+        // Fails if another part of the process has installed a provider, which is fine.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let builder = || {
             let builder = reqwest::Client::builder()
@@ -51,12 +51,12 @@ impl Client {
             let builder = if target.is_tls() {
                 builder.tls_certs_merge(trusted.to_vec())
             } else {
-                // A host that trusts nobody, such as a minimal Debian, can have a daemon all the same.
+                // Without TLS no root certificates are needed: a minimal Debian has none.
                 builder.tls_certs_only([])
             };
             match target {
                 Target::Unix(path) => builder.unix_socket(path.as_path()).no_proxy(),
-                // A proxy is another host, and there another daemon is at home.
+                // Never use a proxy for loopback: it would reach the proxy host's own daemon.
                 Target::Url(_) if target.is_loopback() => builder.no_proxy(),
                 Target::Url(_) => builder,
             }
@@ -75,7 +75,7 @@ impl Client {
         })
     }
 
-    /// Where the daemon is.
+    /// The address of the daemon.
     pub fn target(&self) -> &Target {
         &self.target
     }
@@ -84,7 +84,7 @@ impl Client {
         self.with_token(self.http.request(method, self.url(path)))
     }
 
-    /// A request for something else than HTTP on the same connection.
+    /// A request that upgrades its connection to another protocol.
     pub(crate) fn upgrade(&self, path: &str) -> RequestBuilder {
         self.with_token(self.http1.get(self.url(path)))
     }
@@ -100,7 +100,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and gives the answer if it is not a refusal.
+    /// Sends a request. An answer that is not a success becomes [`Error::Refused`].
     pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, Error> {
         let response = request.send().await.map_err(|source| {
             if source.is_connect() || source.is_builder() {

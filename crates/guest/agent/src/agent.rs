@@ -2,12 +2,18 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use forkd_guest_proto::{AgentError, ErrorCode, Pong, ShutdownRequest};
+use forkd_guest_proto::{
+    AgentError, ErrorCode, FreezeReport, FreezeRequest, Pong, ShutdownRequest, ThawReport,
+};
 
 use crate::interp::Interps;
 use crate::process::{Processes, Reaper};
+use crate::user_group::UserGroup;
+
+/// How long freezing may take unless the request says otherwise.
+const FREEZE_TIME: Duration = Duration::from_secs(2);
 
 /// What the agent is to the machine it runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,14 +44,16 @@ pub struct Agent {
     pub reaper: Rc<Reaper>,
     pub processes: Rc<Processes>,
     pub interps: Interps,
+    group: Option<Rc<UserGroup>>,
     /// Carried out once the answer is on its way.
     pub shutdown: Cell<Option<ShutdownRequest>>,
 }
 
 impl Agent {
-    pub fn new(role: Role, cgroup: Option<std::os::fd::OwnedFd>) -> Self {
+    pub fn new(role: Role, group: Option<UserGroup>) -> Self {
         let reaper = Rc::new(Reaper::default());
-        let processes = Rc::new(Processes::new(Rc::clone(&reaper), cgroup));
+        let group = group.map(Rc::new);
+        let processes = Rc::new(Processes::new(Rc::clone(&reaper), group.clone()));
         Self {
             role,
             started: Instant::now(),
@@ -53,6 +61,7 @@ impl Agent {
             interps: Interps::new(Rc::clone(&processes)),
             processes,
             reaper,
+            group,
             shutdown: Cell::new(None),
         }
     }
@@ -66,6 +75,27 @@ impl Agent {
         Ok(())
     }
 
+    /// Freezes user processes.
+    pub async fn freeze(&self, request: FreezeRequest) -> Result<FreezeReport, AgentError> {
+        let Some(group) = &self.group else {
+            let message = "user processes have no control group that could be frozen";
+            return Err(AgentError::new(ErrorCode::Unsupported, message));
+        };
+        let limit = request
+            .timeout_ms
+            .map_or(FREEZE_TIME, Duration::from_millis);
+        group.freeze(limit).await
+    }
+
+    /// Lets user processes run; returns whether they were frozen.
+    pub fn thaw(&self) -> Result<ThawReport, AgentError> {
+        let was_frozen = match &self.group {
+            Some(group) => group.thaw()?,
+            None => false,
+        };
+        Ok(ThawReport { was_frozen })
+    }
+
     pub fn pong(&self) -> Pong {
         let uname = rustix::system::uname();
         Pong {
@@ -75,6 +105,7 @@ impl Agent {
             hostname: uname.nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             role: self.role.name().to_owned(),
+            frozen: self.group.as_ref().is_some_and(|group| group.is_frozen()),
             kernel: uname.release().to_string_lossy().into_owned(),
         }
     }

@@ -9,13 +9,16 @@ use crate::transport::Address;
 pub struct Args {
     pub listen: Address,
     pub token: Option<String>,
+    /// A group of cgroup v2 that user processes join.
+    pub cgroup: Option<std::path::PathBuf>,
 }
 
 impl Args {
-    /// Reads `--listen ADDRESS` and `--token-file PATH`.
+    /// Reads `--listen ADDRESS`, `--token-file PATH` and `--cgroup DIRECTORY`.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Self, String> {
         let mut listen = None;
         let mut token = None;
+        let mut cgroup = None;
         let mut arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
         while let Some(flag) = arguments.next() {
             let mut value = || {
@@ -31,15 +34,20 @@ impl Args {
                         .map_err(|error| format!("cannot read {path}: {error}"))?;
                     token = Some(text.trim().to_owned());
                 }
+                "--cgroup" => cgroup = Some(value()?.into()),
                 _ => {
                     return Err(format!(
-                        "unknown argument {flag}; usage: forkd-agent --listen ADDRESS [--token-file PATH]"
+                        "unknown argument {flag}; usage: forkd-agent --listen ADDRESS [--token-file PATH] [--cgroup DIRECTORY]"
                     ));
                 }
             }
         }
         let listen = listen.ok_or("--listen ADDRESS is needed")?;
-        Ok(Self { listen, token })
+        Ok(Self {
+            listen,
+            token,
+            cgroup,
+        })
     }
 }
 
@@ -58,7 +66,8 @@ mod tests {
             args,
             Args {
                 listen: Address::Unix("/x".into()),
-                token: None
+                token: None,
+                cgroup: None,
             }
         );
         for wrong in [&[][..], &["--listen"], &["--listen", "x"], &["--port", "1"]] {

@@ -47,7 +47,7 @@ pub async fn dial(stream: &Stream, request: DialRequest) -> Result<(), AgentErro
                 .read(part)
                 .await
                 .map_err(|error| error::io("the peer failed", &error))?;
-            stream.unreserve(channel::OUT, room - count);
+            stream.unreserve(channel::OUT, room, count);
             if count == 0 {
                 return stream.send_end(channel::OUT).await.map_err(error::closed);
             }

@@ -25,14 +25,15 @@ mod ready;
 mod shutdown;
 mod sys;
 mod transport;
+mod user_group;
 
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
 use agent::{Agent, Role};
 use args::Args;
 use transport::{Address, Listener};
+use user_group::UserGroup;
 
 /// How many helper threads there may be.
 const MAX_HELPERS: usize = 8;
@@ -81,7 +82,7 @@ struct Plan {
     role: Role,
     listen: Address,
     token: Option<String>,
-    cgroup: Option<OwnedFd>,
+    cgroup: Option<UserGroup>,
     legacy: bool,
 }
 
@@ -105,7 +106,13 @@ impl Plan {
             role,
             listen: args.listen,
             token: args.token,
-            cgroup: None,
+            cgroup: args
+                .cgroup
+                .map(|path| {
+                    UserGroup::open(&path)
+                        .map_err(|error| format!("cannot use {}: {error}", path.display()))
+                })
+                .transpose()?,
             legacy: false,
         })
     }

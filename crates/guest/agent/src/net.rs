@@ -9,7 +9,7 @@ use crate::error;
 use crate::sys;
 
 /// A request that makes sense.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
     mac: Option<[u8; 6]>,
     address: Option<(Ipv4Addr, u8)>,
@@ -40,7 +40,10 @@ pub fn configure(request: &NetworkRequest) -> Result<(), AgentError> {
     if let Some(mtu) = plan.mtu {
         sys::set_mtu(&name, mtu).map_err(failed("the packet size"))?;
     }
-    sys::link_up(&name).map_err(failed("the state"))?;
+    // A request for nothing but a new hardware address leaves an interface down that has no network.
+    if plan.asks_for_more_than_mac() {
+        sys::link_up(&name).map_err(failed("the state"))?;
+    }
     if let Some((address, prefix)) = plan.address
         && sys::address4(&name).ok() != Some((address, prefix))
     {
@@ -87,6 +90,14 @@ pub fn first_interface() -> Option<String> {
 }
 
 impl Plan {
+    fn asks_for_more_than_mac(&self) -> bool {
+        let only_mac = Self {
+            mac: self.mac,
+            ..Self::default()
+        };
+        self.mac.is_none() || *self != only_mac
+    }
+
     fn parse(request: &NetworkRequest) -> Result<Self, AgentError> {
         Ok(Self {
             mac: request.mac.as_deref().map(parse_mac).transpose()?,
@@ -148,6 +159,23 @@ fn parse_mac(text: &str) -> Result<[u8; 6], AgentError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_hardware_address_alone_does_not_bring_an_interface_up() {
+        let mac = NetworkRequest {
+            mac: Some("02:00:00:00:00:fe".into()),
+            ..Default::default()
+        };
+        let with_address = NetworkRequest {
+            address: Some("10.0.0.2/24".into()),
+            ..mac.clone()
+        };
+        let more =
+            |request: &NetworkRequest| Plan::parse(request).unwrap().asks_for_more_than_mac();
+        assert!(!more(&mac));
+        assert!(more(&with_address));
+        assert!(more(&NetworkRequest::default()));
+    }
 
     #[test]
     fn plans_are_read_or_refused() {

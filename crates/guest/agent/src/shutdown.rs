@@ -22,6 +22,8 @@ pub async fn run(agent: &Agent, request: ShutdownRequest) {
         std::process::exit(0);
     }
     let grace = request.grace_ms.map_or(GRACE, Duration::from_millis);
+    // A frozen process would not hear the polite signal.
+    let _ = agent.thaw();
     crate::sys::signal_everybody(Signal::TERM);
     let _ = tokio::time::timeout(grace, all_gone(agent)).await;
     crate::sys::signal_everybody(Signal::KILL);

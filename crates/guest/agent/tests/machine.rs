@@ -108,6 +108,55 @@ async fn a_new_identity_reseeds_interpreters_and_runs_hooks() {
 }
 
 #[tokio::test]
+async fn interpreters_of_one_child_do_not_share_their_seed() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let mut drawn = Vec::new();
+    for name in ["one", "other"] {
+        client
+            .interp_start(InterpStart {
+                name: Some(name.into()),
+                language: "python".into(),
+                warmup: Warmup {
+                    imports: vec!["random".into()],
+                    code: String::new(),
+                },
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+    }
+    let report = client.identity(identity("g", "ee")).await.unwrap();
+    assert_eq!(report.interpreters, ["one", "other"]);
+    for name in ["one", "other"] {
+        let request = EvalRequest {
+            interp: Some(name.into()),
+            code: "random.getrandbits(64)".into(),
+            ..Default::default()
+        };
+        drawn.push(client.eval(request).await.unwrap().result.json.unwrap());
+    }
+    assert_ne!(drawn[0], drawn[1]);
+}
+
+#[tokio::test]
+async fn an_interpreter_that_cannot_reseed_fails_the_identity() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let sabotage = "import sys, types\nsys.modules['random'] = types.SimpleNamespace()";
+    client
+        .eval(EvalRequest {
+            code: sabotage.into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let error = client.identity(identity("g", "ab")).await.unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::Internal));
+    assert!(error.to_string().contains("python"), "{error}");
+}
+
+#[tokio::test]
 async fn a_busy_interpreter_is_reseeded_too() {
     let agent = TestAgent::start().await;
     let client = agent.connect().await;
@@ -139,14 +188,19 @@ async fn an_ordinary_process_leaves_its_machine_alone() {
         std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap(),
         before
     );
-    let clock = client
-        .clock(ClockRequest {
-            set_unix_ns: Some(0),
-            ..Default::default()
-        })
-        .await
-        .unwrap_err();
-    assert_eq!(clock.code(), Some(ErrorCode::Permission));
+    let set = ClockRequest {
+        set_unix_ns: Some(0),
+        shift_ns: None,
+    };
+    // A shift of one nanosecond: a missing guard must not disturb the machine that runs the test.
+    let shift = ClockRequest {
+        set_unix_ns: None,
+        shift_ns: Some(1),
+    };
+    for request in [set, shift] {
+        let refused = client.clock(request).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::Permission), "{request:?}");
+    }
     let network = client.network(NetworkRequest::default()).await.unwrap_err();
     assert_eq!(network.code(), Some(ErrorCode::Permission));
     let short = IdentityRequest {

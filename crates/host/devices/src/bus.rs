@@ -1,4 +1,7 @@
 //! Address spaces: which device answers at which port or physical address.
+//!
+//! A [`Bus`] maps ranges to devices and is fixed once the shell is built, so lookups take no lock. An access that
+//! no device answers reads as all ones and is dropped when written, as on real hardware.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +22,6 @@ pub enum BusError {
     /// Empty, or past the end of the address space.
     #[error("the range {base:#x}+{len:#x} is not a range of addresses")]
     BadRange {
-        /// First address.
         base: u64,
         /// Number of addresses.
         len: u64,
@@ -27,7 +29,6 @@ pub enum BusError {
     /// Another device is there.
     #[error("the range {base:#x}+{len:#x} overlaps the one at {other:#x}")]
     Overlap {
-        /// First address.
         base: u64,
         /// Number of addresses.
         len: u64,
@@ -83,7 +84,7 @@ impl Bus {
         (end <= entry.len).then(|| (offset, entry.device.as_ref()))
     }
 
-    /// Reads; where nobody answers all bits are one, and the result is false.
+    /// Reads. Returns false, with all bits one, where no device answers.
     pub fn read(&self, addr: u64, data: &mut [u8]) -> bool {
         match self.find(addr, data.len()) {
             Some((offset, device)) => {
@@ -97,7 +98,7 @@ impl Bus {
         }
     }
 
-    /// Writes; false where nobody listens.
+    /// Writes. Returns false where no device answers.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {
         match self.find(addr, data.len()) {
             Some((offset, device)) => {

@@ -1,4 +1,4 @@
-//! Kernel objects that wake the device thread.
+//! Event and timer descriptors that wake an event loop.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -73,7 +73,6 @@ impl TimerFd {
         self.set(value)
     }
 
-    /// Stops it.
     pub fn disarm(&self) -> io::Result<()> {
         self.set(Timespec {
             tv_sec: 0,

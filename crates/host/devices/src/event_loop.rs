@@ -1,7 +1,9 @@
-//! The device thread: one epoll loop that all devices of a VM share.
+//! The epoll loop of a device thread.
 //!
-//! Everything is level-triggered, so an event that is not looked at comes back; that is what lets a pause
-//! drop the rest of a batch and a device give up its turn.
+//! [`EventLoop`] serves a set of [`EventTarget`]s on one thread; [`LoopHandle`] pauses, resumes and stops it from
+//! other threads. Everything is level-triggered, so an event that was not handled comes back. That lets a pause
+//! drop the rest of a batch and lets a device give up its turn. When a pause returns, no target is inside
+//! `on_event`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,9 +36,9 @@ enum Phase {
 
 #[derive(Debug)]
 struct Phases {
-    /// What the owner wants.
+    /// The phase that was requested.
     wanted: Phase,
-    /// Where the thread is.
+    /// The phase the thread is in.
     actual: Phase,
     /// The thread is inside [`EventLoop::run`].
     attached: bool,
@@ -286,6 +288,11 @@ impl LoopHandle {
     /// anything until [`LoopHandle::resume`]. Not to be called from the device thread.
     pub fn pause(&self) -> io::Result<()> {
         self.0.want(Phase::Paused)
+    }
+
+    /// Whether the thread of the loop stands still.
+    pub fn is_paused(&self) -> bool {
+        self.0.lock().actual == Phase::Paused
     }
 
     /// Lets the devices go on.

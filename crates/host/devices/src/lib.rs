@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   vCPU threads ──register access──► bus ──► virtio::MmioTransport ─┐ lock
-//!   KVM ioeventfd ──queue kick──► EventLoop (one device thread) ─────┴─► VirtioDevice ──► back end
+//!   KVM ioeventfd ──queue kick──► EventLoop (device or disk thread) ─┴─► VirtioDevice ──► back end
 //!                                                                         └─ irqfd ──► KVM
 //! ```
 //!
@@ -32,7 +32,7 @@ use forkd_vmm_proto::DeviceSlot;
 /// Guest memory as devices see it.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
 
-/// What devices tell the VMM.
+/// Events from devices to the VMM.
 ///
 /// Called from the device thread or a vCPU thread with the lock of the device's slot held: an
 /// implementation hands the news on and returns, and never calls into a slot.

@@ -1,4 +1,4 @@
-//! Keeps a guest from filling the host's log.
+//! A rate limit for log lines that a guest can cause, per source of lines.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,7 @@
-//! Counters. They live beside the device that bumps them and are read by anyone at any time.
+//! Counters of devices.
+//!
+//! A device bumps its counters without a lock, and any thread reads them at any time. The names are listed in
+//! [`forkd_vmm_proto::COUNTERS`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,12 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// One more.
     pub fn inc(&self) {
         self.add(1);
     }
 
-    /// `n` more.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
@@ -22,7 +23,6 @@ impl Counter {
         self.0.store(n, Ordering::Relaxed);
     }
 
-    /// Its value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,7 @@
 //! Token buckets on bytes and operations.
+//!
+//! [`RateLimiter`] delays requests and arms a timer for the next try; `Budget` drops instead. A request larger
+//! than the bucket passes when the bucket is full and is paid off afterwards, so none waits for ever.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::TimerFd;
 
-/// What is left in a bucket, as saved.
+/// The levels of the buckets, as saved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateState {
     /// Bytes that may pass at once; negative when the last one overdrew.
@@ -111,7 +114,7 @@ impl Budget {
     }
 }
 
-/// A limit on bytes and operations that says when to come back.
+/// A limit on bytes and operations with a timer for the next try.
 #[derive(Debug)]
 pub struct RateLimiter {
     bytes: Option<Bucket>,

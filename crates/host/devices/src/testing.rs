@@ -1,4 +1,7 @@
-//! The driver's side of a device: sets up a slot through its registers, fills rings and reads them back.
+//! The driver's side of a device, for tests and fuzz targets.
+//!
+//! [`Rig`] sets up a slot through its registers, fills rings and reads them back. Its event loop has no thread;
+//! a test runs it step by step.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,23 +24,22 @@ const STATUS: u64 = 0x70;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// What devices told the VMM.
+/// Records the events of devices.
 #[derive(Debug, Default)]
 pub struct Recorder(Mutex<Recorded>);
 
-/// What devices told the VMM, one by one.
+/// The events of devices so far.
 #[derive(Debug, Default)]
 pub struct Recorded {
     /// How often the agent was ready.
     pub ready: u32,
     /// Streams from the guest, by port.
     pub streams: Vec<(u32, OwnedFd)>,
-    /// Failures.
     pub failures: Vec<(DeviceSlot, String)>,
 }
 
 impl Recorder {
-    /// What has been recorded, to look at and take from.
+    /// The recorded events, to read and to take.
     pub fn get(&self) -> std::sync::MutexGuard<'_, Recorded> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,9 +64,7 @@ impl DeviceEvents for Recorder {
 pub struct Descriptor {
     /// Guest physical address.
     pub addr: u64,
-    /// Length.
     pub len: u32,
-    /// Flags.
     pub flags: u16,
     /// The next one.
     pub next: u16,
@@ -79,13 +79,10 @@ struct DriverQueue {
 
 /// A slot with a driver.
 pub struct Rig {
-    /// Guest memory.
     pub memory: GuestMemory,
     /// The loop, without a thread.
     pub event_loop: EventLoop,
-    /// The slot.
     pub transport: Arc<MmioTransport>,
-    /// What was told.
     pub events: Arc<Recorder>,
     queues: Vec<DriverQueue>,
     next_buffer: u64,

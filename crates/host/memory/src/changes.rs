@@ -1,4 +1,8 @@
-//! What a VM has changed, and putting it back.
+//! Changed pages: finding them, marking them, and restoring them.
+//!
+//! All sets are by page number in RAM. A page counts as changed if it is private now and was not marked as
+//! seen, or if the guest gave it back. None of these functions stops the guest; callers that need one moment in
+//! time stop it themselves.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,28 +16,25 @@ use crate::{GuestRam, MemoryError, PAGE_SIZE, PageSet};
 const MARKED_AT_ONCE: u64 = 2048;
 
 impl GuestRam {
-    /// Lets the kernel follow writes from now on; all pages count as written until they are marked. Pages
-    /// that the guest gives back are remembered too.
+    /// Makes the kernel follow writes from now on. Every page counts as written until it is marked.
     pub fn follow_writes(&self, tracker: &WriteTracker) -> Result<(), TrackError> {
-        tracker.follow(self.base().as_ptr() as u64, self.layout().bytes())?;
-        self.remember_discarded();
-        Ok(())
+        tracker.follow(self.base().as_ptr() as u64, self.layout().bytes())
     }
 
-    /// The pages the VM has made its own.
+    /// The private pages of the VM.
     pub fn private_set(&self, pagemap: &Pagemap) -> Result<PageSet, MemoryError> {
         Ok(PageSet::new(self.private_pages(pagemap)?))
     }
 
-    /// The pages that came or were written since they were marked.
+    /// The pages that were mapped or written since they were marked.
     pub fn touched_set(&self, pagemap: &Pagemap) -> Result<PageSet, MemoryError> {
         let address = self.base().as_ptr() as u64;
         let ranges = pagemap.touched_pages(address, self.layout().bytes())?;
         Ok(PageSet::new(ranges))
     }
 
-    /// As [`GuestRam::touched_set`], and marks them, for a VM that runs meanwhile. Whatever is being marked KVM takes from
-    /// the guest and gives back only when the call is over, so a call covers a little of it.
+    /// As [`GuestRam::touched_set`], and marks the pages, while the VM runs. KVM unmaps a range from the guest
+    /// until its call is over, so each call covers a small part of memory.
     pub fn mark_touched(&self, pagemap: &Pagemap) -> Result<PageSet, MemoryError> {
         let pages = u64::from(self.layout().pages());
         let mut found = Vec::new();
@@ -48,14 +49,14 @@ impl GuestRam {
         Ok(PageSet::new(found))
     }
 
-    /// The pages given back since this was last asked.
+    /// The pages that the guest gave back since the last call.
     pub fn discarded_set(&self) -> PageSet {
         PageSet::new(self.take_discarded())
     }
 
-    /// Of some pages, those that the VM has made its own.
+    /// The private pages among `pages`.
     pub fn own_among(&self, pagemap: &Pagemap, pages: &PageSet) -> Result<PageSet, MemoryError> {
-        /// From here on one look at all of RAM is cheaper.
+        /// With more ranges, one scan of all RAM is cheaper.
         const FEW: usize = 64;
         let mut own = Vec::new();
         if pages.ranges().len() > FEW {
@@ -82,8 +83,8 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Of pages that a forked process shared with this one, those it does not share any more: written
-    /// here since the fork. The other process must still be there.
+    /// The pages among `pages` that a forked child does not share any more: they were written here since the
+    /// fork. The child must still exist.
     pub fn unshared(&self, pagemap: &Pagemap, pages: &PageSet) -> Result<PageSet, MemoryError> {
         let mut found = Vec::new();
         for range in pages.ranges() {
@@ -98,7 +99,7 @@ impl GuestRam {
         Ok(PageSet::new(found))
     }
 
-    /// Makes pages what the image holds there, or zero.
+    /// Drops private pages, so that they read as the image, or as zero without one.
     pub fn drop_private(&self, pages: &PageSet) -> Result<(), MemoryError> {
         for range in pages.ranges() {
             self.place(*range)?;
@@ -111,9 +112,9 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Makes pages what a file holds, page N at offset N pages.
+    /// Fills pages from a file that has page N at offset N pages.
     ///
-    /// Nobody may run in guest memory meanwhile.
+    /// No vCPU and no device may run meanwhile.
     pub fn read_back(&self, file: BorrowedFd<'_>, pages: &PageSet) -> Result<(), MemoryError> {
         for range in pages.ranges() {
             let (address, len) = self.place(*range)?;

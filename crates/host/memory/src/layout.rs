@@ -1,4 +1,7 @@
-//! Where RAM lies in the guest's physical address space.
+//! The place of RAM in the guest's physical address space.
+//!
+//! RAM is one or two regions around the hole for devices below 4 GiB ([`LOW_RAM_END`]). In this process both
+//! regions are one range, so a page number is an offset in that range.
 
 use forkd_vmm_proto::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
 
@@ -27,7 +30,7 @@ pub struct RamLayout {
 }
 
 impl RamLayout {
-    /// A layout for so many MiB, if a VM may have that much.
+    /// A layout of `mib` MiB; `None` if a VM must not have that size.
     pub fn new(mib: u32) -> Option<Self> {
         (MIN_MEMORY_MIB..=MAX_MEMORY_MIB)
             .contains(&mib)

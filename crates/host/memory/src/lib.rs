@@ -14,7 +14,7 @@ mod writer;
 
 pub use layout::{HIGH_RAM_START, LOW_RAM_END, PAGE_SIZE, RamLayout, RamRegion};
 pub use page_set::PageSet;
-pub use plan::{WritePlan, plan_changed, plan_full};
+pub use plan::{WritePlan, plan_changed, plan_full, plan_onto};
 pub use ram::{GuestRam, ImageLayers, MemoryError};
 pub use working_set::{WorkingSet, WorkingSetError};
 pub use writer::{WriteOutcome, WriteReport, Written};

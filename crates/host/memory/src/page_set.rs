@@ -1,4 +1,6 @@
-//! Sets of pages.
+//! Sets of pages as sorted, disjoint runs.
+//!
+//! [`PageSet`] is made from ranges in any order and keeps them normalised: sorted, not empty, not touching.
 
 use forkd_sys::PageRange;
 
@@ -25,7 +27,6 @@ impl PageSet {
         Self(out)
     }
 
-    /// The runs.
     pub fn ranges(&self) -> &[PageRange] {
         &self.0
     }

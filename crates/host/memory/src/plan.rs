@@ -1,21 +1,27 @@
-//! Which pages a cut looks at.
+//! The choice of pages that a cut writes.
+//!
+//! - [`plan_full`]: everything that is not known to be zero.
+//! - [`plan_changed`]: the changed pages, with small gaps filled, since each range costs every child a mapping.
+//! - [`plan_onto`]: the changed pages, or everything once the page map would grow too large.
 
+use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
+use forkd_os::sparse::DataRanges;
 use forkd_sys::PageRange;
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
+use forkd_vmm_proto::{Change, MAX_EXTENTS, PageMap};
 
 use crate::{ImageLayers, PAGE_SIZE};
 
-/// So many mappings cost a child of the cut nothing that can be felt.
+/// Up to this many mappings per child cost nothing measurable.
 const FEW_RANGES: usize = 64;
-/// More than so many can be felt more than any number of pages.
+/// Upper bound on mappings per child; above it, gaps are filled regardless of their size.
 const MANY_RANGES: usize = 1024;
-/// Gaps may always add so many pages.
+/// Gaps may always add this many pages.
 const SOME_PAGES: u64 = 256;
 
-/// The pages to look at, in order. Those that turn out to be zero are left out of the file.
+/// The pages to look at, in order. Zero pages become holes of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WritePlan {
     /// Runs of pages, by offset in RAM.
@@ -29,7 +35,7 @@ impl WritePlan {
     }
 }
 
-/// All pages that are not known to be zero: those of the image and those the VM has made its own.
+/// All pages that are not known to be zero: data of the image, and private pages.
 pub fn plan_full(private: Vec<PageRange>, image: Option<&ImageLayers>) -> WritePlan {
     let mut ranges = private;
     if let Some(image) = image {
@@ -41,8 +47,8 @@ pub fn plan_full(private: Vec<PageRange>, image: Option<&ImageLayers>) -> WriteP
     }
 }
 
-/// The pages the VM has made its own, and gaps between them: each range costs every child of the cut a
-/// mapping, so the smallest gaps are filled until there are few ranges, or as many pages again.
+/// The private pages and the gaps between them. Each range costs every child of the cut a mapping, so the
+/// smallest gaps are filled until few ranges are left or the gaps have as many pages as the ranges.
 pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
     let ranges = join(private, 0);
     let own: u64 = ranges.iter().map(|range| range.count).sum();
@@ -74,6 +80,49 @@ pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
     WritePlan { ranges: out }
 }
 
+/// The pages of a cut onto `map`, and the map that the new layer goes on: `changed`, unless the new map would
+/// have more extents than are allowed. Then the layer holds `all` pages that are not zero, and the map
+/// below it is empty.
+pub fn plan_onto<E>(
+    map: PageMap,
+    changed: Vec<PageRange>,
+    all: impl FnOnce() -> Result<Vec<PageRange>, E>,
+) -> Result<(WritePlan, PageMap), E> {
+    let plan = plan_changed(changed);
+    if fits(&map, &plan) {
+        return Ok((plan, map));
+    }
+    let mut ranges = all()?;
+    ranges.sort_by_key(|range| range.first);
+    let mut ranges = join(ranges, 0);
+    if ranges.len() > MAX_EXTENTS {
+        ranges = vec![PageRange {
+            first: 0,
+            count: u64::from(map.pages()),
+        }];
+    }
+    Ok((WritePlan { ranges }, map.emptied()))
+}
+
+/// Whether a layer with the pages of the plan can go onto the map.
+fn fits(map: &PageMap, plan: &WritePlan) -> bool {
+    // A range adds itself, and splits at most one extent.
+    let most = map.extents().len() + 2 * plan.ranges.len();
+    most <= MAX_EXTENTS || map.overlay(&changes(&plan.ranges)).is_ok()
+}
+
+/// Runs of pages as changes to a page map.
+pub(crate) fn changes(ranges: &[PageRange]) -> Vec<Change> {
+    ranges
+        .iter()
+        .map(|range| Change {
+            // Pages of at most 64 GiB.
+            first: range.first as u32,
+            count: range.count as u32,
+        })
+        .collect()
+}
+
 /// Joins sorted ranges that overlap or lie at most `gap` pages apart.
 fn join(ranges: Vec<PageRange>, gap: u64) -> Vec<PageRange> {
     let mut out: Vec<PageRange> = Vec::with_capacity(ranges.len());
@@ -88,7 +137,7 @@ fn join(ranges: Vec<PageRange>, gap: u64) -> Vec<PageRange> {
     out
 }
 
-/// The pages for which the image has data rather than a hole.
+/// The pages that are data and not holes in the image.
 fn image_data(image: &ImageLayers) -> Vec<PageRange> {
     let mut ranges = Vec::new();
     for extent in image.map().extents() {
@@ -97,38 +146,22 @@ fn image_data(image: &ImageLayers) -> Vec<PageRange> {
         };
         let start = u64::from(extent.layer_first) * PAGE_SIZE;
         let end = start + u64::from(extent.count) * PAGE_SIZE;
-        for (from, to) in data_in(file, start, end) {
-            let first_in_layer = from / PAGE_SIZE;
+        for data in data_in(file, start, end) {
+            let first_in_layer = data.start / PAGE_SIZE;
             ranges.push(PageRange {
                 first: u64::from(extent.first) + first_in_layer - u64::from(extent.layer_first),
-                count: to.div_ceil(PAGE_SIZE) - first_in_layer,
+                count: data.end.div_ceil(PAGE_SIZE) - first_in_layer,
             });
         }
     }
     ranges
 }
 
-fn data_in(file: impl AsFd, start: u64, end: u64) -> Vec<(u64, u64)> {
-    let mut found = Vec::new();
-    let mut at = start;
-    while at < end {
-        let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
-            Ok(data) => data,
-            Err(Errno::NXIO) => break,
-            // A file that cannot tell, so all is data.
-            Err(_) => {
-                found.push((at, end));
-                break;
-            }
-        };
-        if data >= end {
-            break;
-        }
-        let hole = rustix::fs::seek(&file, SeekFrom::Hole(data)).unwrap_or(end);
-        found.push((data, hole.min(end)));
-        at = hole;
-    }
-    found
+/// The parts of a file that hold data. A file that cannot be asked is all data.
+fn data_in(file: &impl AsFd, start: u64, end: u64) -> Vec<Range<u64>> {
+    DataRanges::new(file, start..end)
+        .collect::<io::Result<_>>()
+        .unwrap_or_else(|_| vec![start..end])
 }
 
 #[cfg(test)]
@@ -141,6 +174,41 @@ mod tests {
 
     fn range(first: u64, count: u64) -> PageRange {
         PageRange { first, count }
+    }
+
+    /// A guest that dirties scattered pages can be cut on and on: before a map is too large, a layer holds
+    /// all of memory.
+    #[test]
+    fn a_chain_of_cuts_never_outgrows_the_page_map() {
+        const PAGES: u32 = 1 << 20;
+        let mut map = PageMap::identity(PAGES);
+        let mut newest = vec![0; PAGES as usize];
+        let mut flattened = 0;
+        for cut in 0..40 {
+            let changed: Vec<_> = (0..1024).map(|n| range(n * 1024 + cut * 7, 1)).collect();
+            let all = || Ok::<_, ()>(vec![range(0, u64::from(PAGES))]);
+            let (plan, onto) = plan_onto(map, changed.clone(), all).unwrap();
+            let layer = onto.layers();
+            flattened += usize::from(onto.extents().is_empty());
+            map = onto.overlay(&changes(&plan.ranges)).unwrap();
+            for written in &plan.ranges {
+                newest[written.first as usize..written.end() as usize].fill(layer);
+            }
+            assert!(changed.iter().all(|r| newest[r.first as usize] == layer));
+            for extent in map.extents() {
+                let (first, end) = (
+                    extent.first as usize,
+                    (extent.first + extent.count) as usize,
+                );
+                assert!(
+                    newest[first..end]
+                        .iter()
+                        .all(|layer| *layer == extent.layer)
+                );
+            }
+        }
+        assert_eq!(map.layers(), 41, "the number of layers is what it would be");
+        assert!((1..=3).contains(&flattened), "{flattened}");
     }
 
     #[test]

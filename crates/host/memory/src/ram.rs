@@ -1,4 +1,10 @@
-//! The reserved range and what is mapped over it.
+//! Guest RAM: a reserved range of addresses, and the mapping over it.
+//!
+//! [`GuestRam::reserve`] takes address space without memory, so that KVM's memory slots can be set up early.
+//! [`GuestRam::map_zero`] or [`GuestRam::map_image`] fills it once. An image is mapped private: pages that the
+//! guest writes become anonymous copies, and the image files never change. Invariants:
+//! - the range is never unmapped while the process lives, because KVM and devices hold its address;
+//! - nothing in this process holds a reference into guest memory; access is by volatile copy or system call.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -21,9 +27,7 @@ pub enum MemoryError {
     /// No address space.
     #[error("cannot reserve {bytes} bytes of address space")]
     Reserve {
-        /// How much.
         bytes: u64,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -54,20 +58,11 @@ pub enum MemoryError {
     },
     /// A layer is shorter than the index needs.
     #[error("layer {layer} has {found} bytes, {needed} are needed")]
-    Truncated {
-        /// Which.
-        layer: u32,
-        /// Its length.
-        found: u64,
-        /// What is needed.
-        needed: u64,
-    },
+    Truncated { layer: u32, found: u64, needed: u64 },
     /// A layer cannot be looked at.
     #[error("cannot look at layer {layer}")]
     Layer {
-        /// Which.
         layer: u32,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -134,7 +129,6 @@ impl ImageLayers {
         &self.map
     }
 
-    /// The files.
     pub fn layers(&self) -> &[OwnedFd] {
         &self.layers
     }
@@ -156,11 +150,13 @@ pub struct GuestRam {
     layout: RamLayout,
     memory: GuestMemory,
     backing: OnceLock<Backing>,
-    /// Pages given back since somebody asked; none while nobody wants to know.
+    /// Pages given back since the last [`GuestRam::discarded_set`]; `None` until
+    /// [`GuestRam::remember_discarded`].
     discarded: Mutex<Option<Discarded>>,
 }
 
-/// Pages given back. A guest that gives the same ones back again and again does not make it grow.
+/// Pages given back. Bounded by the number of pages: a guest that gives back the same page repeatedly does
+/// not make it grow.
 #[derive(Debug, Default)]
 struct Discarded {
     ranges: Vec<PageRange>,
@@ -223,7 +219,10 @@ impl GuestRam {
         })
     }
 
-    pub(crate) fn remember_discarded(&self) {
+    /// Records the pages that [`GuestRam::discard`] gives back from now on, for
+    /// [`GuestRam::discarded_set`]. A discarded page is not private any more, so the page map of the
+    /// process cannot show that its content changed.
+    pub fn remember_discarded(&self) {
         let mut slot = self
             .discarded
             .lock()
@@ -241,7 +240,6 @@ impl GuestRam {
             .unwrap_or_default()
     }
 
-    /// The layout.
     pub fn layout(&self) -> RamLayout {
         self.layout
     }
@@ -350,7 +348,7 @@ impl GuestRam {
         Ok(())
     }
 
-    /// The pages that this VM has made its own since they were mapped, by offset in RAM.
+    /// The private pages, by offset in RAM.
     pub fn private_pages(&self, pagemap: &Pagemap) -> Result<Vec<PageRange>, MemoryError> {
         Ok(pagemap.private_pages(self.base.as_ptr() as u64, self.layout.bytes())?)
     }
@@ -425,8 +423,7 @@ impl GuestRam {
         }
     }
 
-    /// The bytes of all RAM, for a process in which nobody writes them: the forked writer, in which no
-    /// vCPU and no device runs.
+    /// The start of RAM, for the forked writer, in which no vCPU and no device runs.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }

@@ -1,4 +1,6 @@
-//! The pages that a first run touches.
+//! The working set: pages that the first child of a snapshot touches until it is ready.
+//!
+//! Later children bring these pages in before they run. The file is untrusted, and bounded in size.
 //!
 //! ```text
 //!   8  magic "FORKDWS1"    4  pages of memory    4  number of ranges
@@ -16,7 +18,8 @@ const WRITTEN: u32 = 1 << 31;
 const HEADER: usize = 16;
 /// The most ranges a file may have.
 const MAX_RANGES: usize = 64 * 1024;
-/// The most pages that are recorded: a guest that touches everything does not make its siblings do so.
+/// The most pages of a set, recorded or read: a guest that touches everything does not make its siblings
+/// do so.
 const MAX_PAGES: u64 = 8192;
 
 /// The pages that were read and those that were written, in order.
@@ -29,30 +32,25 @@ pub struct WorkingSet {
 /// Why bytes are not a working set.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WorkingSetError {
-    /// They do not begin like one, or are cut off.
+    /// The magic is wrong or the file is truncated.
     #[error("not a working-set file")]
     Format,
     /// The checksum does not fit.
     #[error("the working-set file is damaged")]
     Checksum,
-    /// It is for a VM of another size.
+    /// The working set is of a VM of another size.
     #[error("the working set is for {found} pages, the VM has {expected}")]
-    Size {
-        /// What it names.
-        found: u32,
-        /// What the VM has.
-        expected: u32,
-    },
+    Size { found: u32, expected: u32 },
+    /// The working set has more pages than are ever recorded.
+    #[error("the working set has more than {MAX_PAGES} pages")]
+    TooLarge,
     /// A range is empty, out of order or out of bounds.
     #[error("range {number} of the working set is out of bounds")]
-    Range {
-        /// Which.
-        number: usize,
-    },
+    Range { number: usize },
 }
 
 impl WorkingSet {
-    /// What `ram` has touched since it was mapped.
+    /// The pages of `ram` touched since it was mapped.
     pub fn record(ram: &GuestRam, pagemap: &Pagemap) -> Result<Self, MemoryError> {
         let touched = ram.touched_pages(pagemap)?;
         let written = ram.private_pages(pagemap)?;
@@ -79,7 +77,6 @@ impl WorkingSet {
         &self.ranges
     }
 
-    /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&self.pages.to_le_bytes());
@@ -121,7 +118,7 @@ impl WorkingSet {
             });
         }
         let mut ranges = Vec::with_capacity(count);
-        let mut after = 0;
+        let (mut after, mut total) = (0, 0);
         for n in 0..count {
             let (first, count) = (number(HEADER + n * 8)?, number(HEADER + n * 8 + 4)?);
             let range = PageRange {
@@ -132,7 +129,11 @@ impl WorkingSet {
                 return Err(WorkingSetError::Range { number: n });
             }
             after = range.end();
+            total += range.count;
             ranges.push((range, count & WRITTEN != 0));
+        }
+        if total > MAX_PAGES {
+            return Err(WorkingSetError::TooLarge);
         }
         Ok(Self { pages, ranges })
     }
@@ -237,6 +238,22 @@ mod tests {
             bad[at] ^= 1;
             assert!(WorkingSet::decode(&bad, 100).is_err(), "byte {at}");
         }
+    }
+
+    /// A forged file cannot make each child of a snapshot copy all of its memory.
+    #[test]
+    fn more_pages_than_are_recorded_are_refused() {
+        let pages = 1 << 20;
+        let set = |count| WorkingSet {
+            pages,
+            ranges: vec![(range(0, 1), false), (range(1, count), true)],
+        };
+        let most = set(MAX_PAGES - 1);
+        assert_eq!(WorkingSet::decode(&most.encode(), pages), Ok(most));
+        assert_eq!(
+            WorkingSet::decode(&set(MAX_PAGES).encode(), pages),
+            Err(WorkingSetError::TooLarge)
+        );
     }
 
     proptest! {

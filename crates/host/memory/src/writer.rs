@@ -1,7 +1,8 @@
-//! Writing frozen memory out.
+//! Writing frozen memory to a file while the VM goes on.
 //!
-//! The work is done by a forked child, which has the memory as of the fork while the VM goes on. It makes
-//! system calls and nothing else; what it finds out goes back through a shared mapping.
+//! [`GuestRam::write_frozen`] forks a child, which has the memory of that moment and makes nothing but system
+//! calls: no allocation, no lock. [`Written`] is the parent's handle. The child reports through a shared page
+//! and stays until [`Written::release`], since shared pages are what tells late writes from earlier ones.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,6 +14,7 @@ use forkd_sys::{ChildWriter, ForkError, PageRange};
 use forkd_vmm_proto::Change;
 use rustix::thread::futex;
 
+use crate::plan::changes;
 use crate::{GuestRam, PAGE_SIZE, WritePlan};
 
 const CHUNK_PAGES: u64 = 256;
@@ -21,7 +23,7 @@ const WRITER_NICE: i32 = 10;
 const OK: u8 = 0;
 const FAILED: u8 = 1;
 
-/// What the child tells.
+/// The page that the child reports through.
 #[repr(C)]
 struct Shared {
     written: AtomicU64,
@@ -93,21 +95,14 @@ pub struct WriteReport {
 impl WriteReport {
     /// The runs as changes to the page map of the image that came before.
     pub fn changes(&self) -> Vec<Change> {
-        self.ranges
-            .iter()
-            .map(|range| Change {
-                // Pages of at most 64 GiB.
-                first: range.first as u32,
-                count: range.count as u32,
-            })
-            .collect()
+        changes(&self.ranges)
     }
 }
 
-/// What came of the child.
+/// Result of the child.
 #[derive(Debug)]
 pub enum WriteOutcome {
-    /// All is written; whoever needs it to survive a power cut syncs it.
+    /// All pages are written, not synced.
     Done(WriteReport),
     /// A system call failed.
     Failed(io::Error),
@@ -123,7 +118,7 @@ impl GuestRam {
     /// The file has been made as long as RAM, and is empty otherwise. The child stays until [`Written::release`], so
     /// that [`GuestRam::unshared`] can be asked meanwhile.
     ///
-    /// Nobody may run in guest memory between the moment that is meant and the return of this function.
+    /// No vCPU and no device may run from the moment to be kept until this function returns.
     pub fn write_frozen(
         &self,
         plan: WritePlan,
@@ -167,7 +162,7 @@ impl Written {
     pub fn release(&self) {
         let released = &self.board.shared().released;
         released.store(1, Ordering::Release);
-        // Nobody waits yet, or somebody is woken: both are well.
+        // Whether or not the child waits yet, it sees the flag.
         let _ = futex::wake(released, futex::Flags::empty(), 1);
     }
 
@@ -188,7 +183,7 @@ impl Written {
     }
 }
 
-/// What the child does. No allocation and no lock from here on down.
+/// The work of the child. No allocation and no lock from here on down.
 struct Job<'a> {
     base: NonNull<u8>,
     file: BorrowedFd<'a>,
@@ -206,7 +201,7 @@ impl Job<'_> {
     fn wait_for_release(&self) {
         let released = &self.board.shared().released;
         while released.load(Ordering::Acquire) == 0 {
-            // Woken, or changed meanwhile, or interrupted: the flag says.
+            // The wait may end early; the flag decides.
             let _ = futex::wait(released, futex::Flags::empty(), 0, None);
         }
     }
@@ -259,7 +254,7 @@ impl Job<'_> {
 
     fn pages(&self, first: u64, count: u64) -> &[u8] {
         // SAFETY: the caller keeps to ranges inside guest RAM; in this process no vCPU and no device
-        // runs, so nobody writes the bytes while the slice lives.
+        // runs, so the bytes do not change while the slice lives.
         unsafe {
             std::slice::from_raw_parts(
                 self.base.as_ptr().add((first * PAGE_SIZE) as usize),
@@ -365,7 +360,7 @@ mod tests {
     fn what_changed_since_a_fork_is_known_and_can_be_put_back() {
         let (pagemap, tracker) = (Pagemap::open().unwrap(), WriteTracker::open());
         let Ok(tracker) = tracker else {
-            eprintln!("this kernel does not follow writes: nothing was tested");
+            forkd_sys::testing::leave_out("write-tracking");
             return;
         };
         let base = tempfile::tempfile().unwrap();
@@ -380,6 +375,7 @@ mod tests {
             poke(&ram, page, 1);
         }
         ram.follow_writes(&tracker).unwrap();
+        ram.remember_discarded();
         let written_now = || {
             let touched = ram.touched_set(&pagemap).unwrap();
             ram.own_among(&pagemap, &touched).unwrap()
@@ -390,7 +386,7 @@ mod tests {
         ram.size_file(file.as_fd()).unwrap();
         let plan = plan_changed(changed.ranges().to_vec());
         let written = ram.write_frozen(plan, file.as_fd()).unwrap();
-        // Before it is marked, after it is marked, and one that nobody has touched.
+        // Before it is marked, after it is marked, and an untouched one.
         poke(&ram, 10, 2);
         ram.mark(&pagemap, &changed).unwrap();
         poke(&ram, 11, 2);

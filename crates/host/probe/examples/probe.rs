@@ -1,4 +1,4 @@
-//! Prints what the probe finds on this host.
+//! Prints the report of the probe on this host.
 
 fn main() {
     println!("{:#?}", forkd_probe::probe());

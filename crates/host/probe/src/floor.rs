@@ -20,13 +20,13 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
 use crate::guest::{GuestError, RFLAGS_RESERVED, ioctl, long_mode};
 
-/// Where the page tables of the tiny guest lie.
+/// Address of the tiny guest's page tables.
 pub const TINY_TABLES: u64 = 0x9000;
-/// Where its program starts.
+/// Entry point of the tiny guest.
 pub const TINY_ENTRY: u64 = 0x10_0000;
-/// The port it writes to: that of the first serial line.
+/// The port of the first serial line.
 pub const TINY_PORT: u16 = 0x3f8;
-/// The byte it writes.
+/// The byte that the tiny guest writes to the port.
 pub const TINY_BYTE: u8 = b'!';
 
 /// `mov dx, TINY_PORT; mov al, TINY_BYTE; out dx, al; again: hlt; jmp again`
@@ -37,8 +37,8 @@ const PROGRAM: [u8; 10] = [
 const PRESENT_WRITABLE: u64 = 0b11;
 const LARGE_PAGE: u64 = 1 << 7;
 
-/// Makes `file` the memory image of the tiny guest: `bytes` long, sparse, a first GiB of identity-mapped
-/// page tables and the program.
+/// Makes `file` the memory image of the tiny guest: sparse, `bytes` long, with identity-mapped page tables
+/// for the first GiB and the program.
 pub fn write_tiny_image(file: &File, bytes: u64) -> io::Result<()> {
     file.set_len(bytes)?;
     let (pdpt, pd) = (TINY_TABLES + 0x1000, TINY_TABLES + 0x2000);
@@ -51,7 +51,7 @@ pub fn write_tiny_image(file: &File, bytes: u64) -> io::Result<()> {
     file.write_all_at(&PROGRAM, TINY_ENTRY)
 }
 
-/// A VM that exists and has no memory yet. Fields drop in order: the VM before the range its slot names.
+/// A VM without memory. Fields drop in order: the VM before the range that its slot refers to.
 #[derive(Debug)]
 pub struct FloorShell {
     vcpu: VcpuFd,
@@ -96,7 +96,7 @@ impl FloorShell {
         })
     }
 
-    /// Maps the image, sets the registers and runs the guest until it has written its byte.
+    /// Maps the image, sets the registers, and runs the guest until it has written its byte.
     pub fn fork(&mut self, image: &File) -> Result<(), GuestError> {
         self.memory.map(image).map_err(|_| GuestError::Memory)?;
         let mut sregs = self.vcpu.get_sregs().map_err(ioctl("read CPU state"))?;
@@ -124,7 +124,7 @@ impl FloorShell {
     }
 }
 
-/// An address range that nothing else in the process uses.
+/// A reserved address range.
 #[derive(Debug)]
 struct Reserved {
     start: NonNull<libc::c_void>,

@@ -1,4 +1,7 @@
-//! The throw-away VM: one vCPU in 64-bit kernel mode that counts down in a loop.
+//! The temporary VM of the probe: one vCPU in 64-bit kernel mode that counts down in a loop.
+//!
+//! [`Guest::count_down`] runs the loop once and returns at its `out` instruction. [`interrupt`] ends a
+//! `KVM_RUN` that takes too long.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -15,7 +18,7 @@ const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
 const PD: u64 = 0x3000;
 const CODE: u64 = 0x10_000;
-/// Where the guest reads how far to count.
+/// Address of the loop count.
 const COUNT: u64 = 0x11_000;
 const DONE_PORT: u8 = 0xe9;
 
@@ -31,10 +34,9 @@ const KVM_API_VERSION: i32 = 12;
 const VMX_BIT: u32 = 1 << 5;
 const SVM_BIT: u32 = 1 << 2;
 
-/// Why no guest code could be run.
+/// Why guest code could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// The device could not be opened.
     #[error("cannot open the device: {}", std::io::Error::from_raw_os_error(*errno))]
     Open {
         /// The error number of `open(2)`.
@@ -42,27 +44,14 @@ pub enum GuestError {
     },
     /// The device speaks another version of the interface, or is not KVM.
     #[error("KVM interface version is {found}, not {KVM_API_VERSION}")]
-    Version {
-        /// What the device answered.
-        found: i32,
-    },
-    /// A step of building the VM failed.
+    Version { found: i32 },
     #[error("cannot {step}: {}", std::io::Error::from_raw_os_error(*errno))]
-    Ioctl {
-        /// The step.
-        step: &'static str,
-        /// Its error number.
-        errno: i32,
-    },
-    /// The memory of the guest could not be mapped.
+    Ioctl { step: &'static str, errno: i32 },
     #[error("cannot map guest memory")]
     Memory,
-    /// The guest left for another reason than its `out` instruction.
+    /// The guest exited for another reason than its `out` instruction.
     #[error("the guest stopped with {exit}")]
-    Exit {
-        /// The exit as KVM names it.
-        exit: String,
-    },
+    Exit { exit: String },
 }
 
 pub(crate) fn ioctl(step: &'static str) -> impl Fn(kvm_ioctls::Error) -> GuestError {
@@ -81,7 +70,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Creates the VM.
+    /// Creates the VM with its memory and its vCPU.
     pub fn create(device: &CString) -> Result<Self, GuestError> {
         let kvm = Kvm::new_with_path(device.as_c_str()).map_err(|error| GuestError::Open {
             errno: error.errno(),
@@ -129,12 +118,12 @@ impl Guest {
         })
     }
 
-    /// Whether guests are offered hardware virtualisation of their own.
+    /// Whether KVM offers hardware virtualisation to its guests.
     pub fn nesting(&self) -> bool {
         self.nesting
     }
 
-    /// Lets the guest count down from `count`, at least 1, and returns when it is through.
+    /// Lets the guest count down from `count`, which is at least 1. Returns when the guest is done.
     pub fn count_down(&mut self, count: u32) -> Result<(), GuestError> {
         self.memory
             .write_obj(count, GuestAddress(COUNT))
@@ -204,9 +193,9 @@ pub(crate) fn long_mode(sregs: &mut kvm_sregs) {
 
 extern "C" fn on_interrupt(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// Makes a thread's `KVM_RUN` return, with a signal whose handler does nothing.
+/// Makes `KVM_RUN` of a thread return, with a signal whose handler does nothing.
 pub fn interrupt(thread: libc::pthread_t) -> Result<(), ()> {
-    // From the middle of the range: the lowest real-time signals are those other code picks first.
+    // From the middle of the range: other code tends to use the lowest real-time signals.
     let signal = SIGRTMIN() + 9;
     register_signal_handler(signal, on_interrupt).map_err(|_| ())?;
     // SAFETY: the thread has not been joined, so its id is valid; the handler is in place, so the

@@ -1,10 +1,9 @@
 //! Decides whether `/dev/kvm` can carry a guest kernel, by running guest code and timing it.
 //!
-//! CPU flags do not tell: there are hosts whose `/dev/kvm` offers every ioctl while guest kernel code
-//! is interpreted at hundreds of nanoseconds per instruction, so that no kernel ever finishes
-//! booting. The probe runs a counting loop in guest kernel mode in a throw-away VM and looks at the
-//! clock. It takes a few tens of milliseconds and cannot hang: the VM lives on a thread of its own,
-//! with a watchdog.
+//! CPU flags are not sufficient. Some hosts have a `/dev/kvm` that offers every ioctl but interprets guest kernel code
+//! at hundreds of nanoseconds per instruction, so that no kernel finishes booting. The probe runs a counting loop in
+//! guest kernel mode in a temporary VM and measures the time. It takes a few tens of milliseconds and cannot hang: the
+//! VM lives on a thread of its own, with a watchdog.
 
 pub mod floor;
 mod guest;
@@ -22,20 +21,19 @@ pub use forkd_sys::TrackError;
 pub use guest::GuestError;
 use run::Outcome;
 
-/// The KVM device.
 pub const DEVICE: &str = "/dev/kvm";
 
 /// From this cost on, one loop iteration of guest kernel code counts as interpreted. Hardware takes
 /// under 1 ns, a nested guest on a software-emulated CPU around 10, an interpreter above 500.
 pub const INTERPRETED_FROM_NS: f64 = 100.0;
 
-/// What `/dev/kvm` is good for.
+/// The usability of `/dev/kvm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// There is no device.
     Absent,
-    /// The device is there, and this user may not open it.
+    /// The device exists, but this user may not open it.
     Forbidden,
     /// The device opens but cannot run a VM at all.
     Broken,
@@ -46,7 +44,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict in one word, as in the JSON form.
+    /// The name in the JSON output.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -59,10 +57,9 @@ impl Verdict {
     }
 }
 
-/// What was found, and what it rests on.
+/// The verdict and the measurements behind it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The decision.
     pub verdict: Verdict,
     /// Cost of one iteration of a two-instruction loop in guest kernel mode.
     pub ns_per_iteration: Option<f64>,
@@ -72,16 +69,16 @@ pub struct Report {
     pub nesting: Option<bool>,
     /// Wall time of the probe.
     pub elapsed_us: u64,
-    /// Why the verdict is not `native`, in words.
+    /// Why the verdict is not `native`, for users.
     pub reason: Option<String>,
 }
 
-/// Whether the kernel follows writes to the memory of a VMM, asked as a VMM asks.
+/// Whether the kernel tracks writes to the memory of a VMM, with the same request that a VMM makes.
 pub fn follows_writes() -> Result<(), TrackError> {
     WriteTracker::open().map(drop)
 }
 
-/// Probes `/dev/kvm`.
+/// Probes `/dev/kvm` of this host.
 #[must_use]
 pub fn probe() -> Report {
     probe_device(Path::new(DEVICE))

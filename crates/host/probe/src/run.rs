@@ -13,24 +13,24 @@ use std::time::{Duration, Instant};
 use crate::INTERPRETED_FROM_NS;
 use crate::guest::{Guest, GuestError, interrupt};
 
-/// Iterations of the short loop, which measures the way out and in.
+/// Iterations of the short loop, which measures exit and entry.
 const SHORT_LOOP: u32 = 1;
 /// Iterations of the long loop. Long enough that a stall of a millisecond or two on a loaded host
 /// does not look like an interpreter.
 const LONG_LOOP: u32 = 20_000;
-/// How long creating the VM may take. Milliseconds on an idle host; a loaded one queues behind
-/// grace periods of the kernel.
+/// Timeout for creating the VM. An idle host needs milliseconds; a loaded one waits for grace periods of the
+/// kernel.
 const SETUP_LIMIT: Duration = Duration::from_secs(2);
-/// How long one round of guest code may take: ten times an interpreter of 600 ns per iteration.
+/// Timeout for one round of guest code: ten times an interpreter of 600 ns per iteration.
 const ROUND_LIMIT: Duration = Duration::from_millis(200);
-/// A round that looks interpreted is repeated until this much time is spent: the fastest counts.
+/// A round that looks interpreted is repeated for this time; the fastest round counts.
 const ROUNDS_BUDGET: Duration = Duration::from_millis(35);
 const MIN_ROUNDS: u32 = 2;
 const MAX_ROUNDS: u32 = 8;
-/// How long the thread may take to end after the signal.
+/// Time for the thread to end after the signal.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// The shortest round trips seen.
+/// The shortest round trips.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     pub short: Duration,
@@ -48,7 +48,7 @@ impl Measured {
         }
     }
 
-    /// The difference of the two loops, so that the cost of the exit itself falls out.
+    /// The difference of the two loops, which cancels the cost of the exit.
     pub fn ns_per_iteration(&self) -> f64 {
         let extra = self.long.saturating_sub(self.short).as_nanos() as f64;
         extra / f64::from(LONG_LOOP - SHORT_LOOP)
@@ -59,15 +59,15 @@ impl Measured {
     }
 }
 
-/// How the attempt ended.
+/// The result of a run.
 #[derive(Debug)]
 pub enum Outcome {
     Measured(Measured),
-    /// Guest code started and did not come back in time.
+    /// Guest code started and did not return in time.
     TooSlowToMeasure {
         at_least_ns: f64,
     },
-    /// KVM itself did not come back.
+    /// KVM itself did not return.
     Stuck,
     Failed(GuestError),
 }
@@ -89,7 +89,7 @@ pub fn run(device: CString) -> Outcome {
         Err(_) => return Outcome::Stuck,
     };
     let outcome = watch(&steps);
-    // Nobody listens any more: the worker stops at its next step.
+    // The receiver is gone: the worker stops at its next step.
     drop(steps);
     end(worker);
     outcome
@@ -128,7 +128,7 @@ fn watch(steps: &Receiver<Step>) -> Outcome {
     )
 }
 
-/// The thread: creates the VM and runs round after round until nobody listens.
+/// The worker thread: creates the VM and runs rounds until the receiver is gone.
 fn work(device: &CString, steps: &Sender<Step>) {
     let mut guest = match Guest::create(device) {
         Ok(guest) => guest,
@@ -145,7 +145,7 @@ fn work(device: &CString, steps: &Sender<Step>) {
     {
         return;
     }
-    // The first entry pays for page faults, which the measurement is not about.
+    // The first entry pays for page faults, which are not measured.
     if let Err(error) = guest.count_down(SHORT_LOOP) {
         let _ = steps.send(Step::Failed(error));
         return;
@@ -173,7 +173,7 @@ fn round(guest: &mut Guest) -> Result<Step, GuestError> {
     })
 }
 
-/// Ends the worker: it normally ends by itself within a round.
+/// Ends the worker, which normally ends by itself within a round.
 fn end(worker: JoinHandle<()>) {
     let deadline = Instant::now() + GRACE;
     let mut interrupted = false;

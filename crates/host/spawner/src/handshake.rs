@@ -1,8 +1,15 @@
-//! From a fresh VMM process to a shell: hello, prepare, and the two answers.
+//! From a fresh VMM process to a shell: hello, its answer, prepare, its answer.
+//!
+//! The second message waits for the first answer: only then is the process known to have the address space whose page
+//! map it is given.
+
+use std::os::fd::BorrowedFd;
 
 use forkd_sys::{Channel, ChannelError};
+use forkd_types::Engine;
 use forkd_vmm_proto::{
-    Command, FromVmm, PROTOCOL_VERSION, Reply, Request, ResponseTo, Shape, WireError, encode,
+    Capabilities, Command, FdIndex, FromVmm, PROTOCOL_VERSION, PrepareSpec, Reply, Request,
+    ResponseTo, Shape, WireError, encode,
 };
 use thiserror::Error;
 
@@ -15,52 +22,105 @@ pub enum BeginError {
     /// They do not encode.
     #[error("the first messages do not encode")]
     Encode(#[from] WireError),
+    /// There is no KVM device, or this process may not use it.
+    #[error("cannot open /dev/kvm")]
+    Kvm(#[source] std::io::Error),
     /// The socket did not take them.
     #[error("the new VMM's control socket takes no message")]
     Send(#[from] ChannelError),
 }
 
-/// Sends both messages at once; the VMM answers them in turn.
-pub fn begin(control: &Channel, shape: Shape) -> Result<(), BeginError> {
+/// Sends the hello.
+pub fn begin(control: &Channel) -> Result<(), BeginError> {
     let hello = Request {
         seq: HELLO,
         command: Command::Hello {
             version: PROTOCOL_VERSION,
         },
     };
-    let prepare = Request {
-        seq: PREPARE,
-        command: Command::Prepare(shape),
-    };
-    for request in [hello, prepare] {
-        control.send(&encode(&request)?, &[])?;
-    }
-    Ok(())
+    Ok(control.send(&encode(&hello)?, &[])?)
 }
 
-/// Which answers have come.
-#[derive(Debug, Default, Clone, Copy)]
+/// Sends what the shell is built from, with the descriptors that the VMM does not open itself.
+pub fn prepare(
+    control: &Channel,
+    shape: Shape,
+    kvm: BorrowedFd<'_>,
+    pagemap: Option<BorrowedFd<'_>>,
+) -> Result<(), BeginError> {
+    let spec = PrepareSpec {
+        shape,
+        kvm: FdIndex(0),
+        pagemap: pagemap.map(|_| FdIndex(1)),
+    };
+    let request = Request {
+        seq: PREPARE,
+        command: Command::Prepare(spec),
+    };
+    let fds: Vec<_> = std::iter::once(kvm).chain(pagemap).collect();
+    Ok(control.send(&encode(&request)?, &fds)?)
+}
+
+/// What a message from a VMM in the making leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progressed {
+    /// Nothing to do yet.
+    Wait,
+    /// The hello is answered: the VMM waits for [`prepare`].
+    Greeted,
+    /// The shell stands.
+    Ready(Capabilities),
+}
+
+/// How far a new VMM is on its way to a shell.
+#[derive(Debug, Clone, Copy)]
 pub struct Progress {
-    greeted: bool,
+    /// The engine that the VMM has to be.
+    engine: Engine,
+    /// Set by the answer to the hello.
+    capabilities: Option<Capabilities>,
 }
 
 impl Progress {
-    /// Takes a message from the VMM; true once the shell is ready.
-    pub fn advance(&mut self, message: FromVmm) -> Result<bool, String> {
+    /// Nothing has been answered yet by a VMM that has to be of this engine.
+    pub fn new(engine: Engine) -> Self {
+        Self {
+            engine,
+            capabilities: None,
+        }
+    }
+
+    /// Takes a message from the VMM.
+    pub fn advance(&mut self, message: FromVmm) -> Result<Progressed, String> {
         let FromVmm::Response(ResponseTo { seq, result }) = message else {
-            return Ok(false);
+            return Ok(Progressed::Wait);
         };
-        match (seq, result) {
-            (HELLO, Ok(Reply::Hello { version, .. })) if version == PROTOCOL_VERSION => {
-                self.greeted = true;
-                Ok(false)
+        match (seq, result, self.capabilities) {
+            (HELLO, Ok(hello @ Reply::Hello { .. }), None) => {
+                self.capabilities = Some(self.greeted(&hello)?);
+                Ok(Progressed::Greeted)
             }
-            (HELLO, Ok(Reply::Hello { version, program })) => Err(format!(
+            (PREPARE, Ok(Reply::Done), Some(capabilities)) => Ok(Progressed::Ready(capabilities)),
+            (_, Err(error), _) => Err(error.message),
+            (seq, Ok(reply), _) => Err(format!("the VMM answered {reply:?} to message {seq}")),
+        }
+    }
+
+    fn greeted(&self, hello: &Reply) -> Result<Capabilities, String> {
+        match hello {
+            Reply::Hello {
+                version, program, ..
+            } if *version != PROTOCOL_VERSION => Err(format!(
                 "{program} speaks version {version}, this forkd-spawn speaks {PROTOCOL_VERSION}"
             )),
-            (PREPARE, Ok(Reply::Done)) if self.greeted => Ok(true),
-            (_, Err(error)) => Err(error.message),
-            (seq, Ok(reply)) => Err(format!("the VMM answered {reply:?} to message {seq}")),
+            Reply::Hello {
+                engine, program, ..
+            } if *engine != self.engine => Err(format!(
+                "{program} is of the engine {engine}, {} is wanted",
+                self.engine
+            )),
+            Reply::Hello { capabilities, .. } => Ok(*capabilities),
+            reply => Err(format!("the VMM answered {reply:?} to a hello")),
         }
     }
 }
@@ -75,41 +135,49 @@ mod tests {
         FromVmm::Response(ResponseTo { seq, result })
     }
 
-    fn hello(version: u32) -> FromVmm {
+    fn hello(version: u32, engine: Engine) -> FromVmm {
         answer(
             HELLO,
             Ok(Reply::Hello {
                 version,
                 program: "forkd-vmm 9".to_owned(),
+                engine,
+                capabilities: Capabilities::all(),
             }),
         )
     }
 
+    fn fresh() -> Progress {
+        Progress::new(Engine::FORKD)
+    }
+
     #[test]
     fn two_answers_make_a_shell() {
-        let mut progress = Progress::default();
-        assert_eq!(progress.advance(hello(PROTOCOL_VERSION)), Ok(false));
-        assert_eq!(progress.advance(answer(PREPARE, Ok(Reply::Done))), Ok(true));
+        let mut progress = fresh();
+        let greeted = progress.advance(hello(PROTOCOL_VERSION, Engine::FORKD));
+        assert_eq!(greeted, Ok(Progressed::Greeted));
+        assert_eq!(
+            progress.advance(answer(PREPARE, Ok(Reply::Done))),
+            Ok(Progressed::Ready(Capabilities::all()))
+        );
     }
 
     #[test]
     fn anything_else_fails_with_a_reason() {
         assert!(
-            Progress::default()
-                .advance(hello(99))
+            fresh()
+                .advance(hello(99, Engine::FORKD))
                 .unwrap_err()
                 .contains("version 99")
         );
-        assert!(
-            Progress::default()
-                .advance(answer(PREPARE, Ok(Reply::Done)))
-                .is_err()
-        );
+        let other = fresh().advance(hello(PROTOCOL_VERSION, "other".parse().unwrap()));
+        assert!(other.unwrap_err().contains("engine other"));
+        assert!(fresh().advance(answer(PREPARE, Ok(Reply::Done))).is_err());
         let refused = VmmError {
             code: VmmErrorCode::Kvm,
             message: "no /dev/kvm".to_owned(),
         };
-        let mut progress = Progress::default();
+        let mut progress = fresh();
         assert_eq!(
             progress.advance(answer(PREPARE, Err(refused))).unwrap_err(),
             "no /dev/kvm"

@@ -3,6 +3,7 @@
 //! It is the parent of every VMM, so that the controller can die and come back without taking the
 //! sandboxes along. The conversation is described in `forkd_vmm_proto::spawn`.
 
+mod cgroup;
 mod client;
 mod handshake;
 mod pool;
@@ -14,17 +15,18 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use cgroup::Cgroups;
 use clap::Parser;
+use forkd_types::Engine;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use rustix::process::{Resource, getrlimit, setrlimit};
 use server::{Server, Settings};
 
 /// Starts VMM processes and keeps a pool of shells ready.
 ///
-/// The controller starts this program by itself; there is no need to run it by hand. When it ends, every
-/// microVM it started ends with it.
+/// The controller starts this program by itself; there is no need to run it by hand. When it ends, the kernel
+/// kills every microVM that it started.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -35,6 +37,10 @@ struct Args {
     /// The VMM program [default: forkd-vmm beside this program].
     #[arg(long, value_name = "PATH")]
     vmm: Option<PathBuf>,
+
+    /// The engine that the VMM program is. A VMM that announces another one is ended.
+    #[arg(long, value_name = "NAME", default_value_t = Engine::FORKD)]
+    engine: Engine,
 
     /// How many shells may be in the making at one time.
     ///
@@ -55,14 +61,18 @@ fn main() -> anyhow::Result<()> {
         Some(path) => path,
         None => beside_this_program("forkd-vmm")?,
     };
-    raise_file_limit();
+    if let Err(error) = forkd_os::raise_file_limit() {
+        say(&format!("the limit on open files stays as it is: {error}"));
+    }
     let listener = listen_on(&args.socket)?;
+    let socket = args.socket.canonicalize().unwrap_or(args.socket);
     let settings = Settings {
         vmm,
+        engine: args.engine,
         parallel: args.parallel,
         max_processes: args.max_vms,
     };
-    Server::new(settings, listener)
+    Server::new(settings, listener, Cgroups::open(&socket))
         .and_then(|mut server| server.run())
         .context("the event loop cannot go on")
 }
@@ -70,15 +80,6 @@ fn main() -> anyhow::Result<()> {
 fn beside_this_program(name: &str) -> anyhow::Result<PathBuf> {
     let this = std::env::current_exe().context("this program's own path is unknown")?;
     Ok(this.with_file_name(name))
-}
-
-/// Two descriptors a VM add up; the usual soft limit of 1,024 is far below what a host can run.
-fn raise_file_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        say(&format!("the limit on open files stays as it is: {error}"));
-    }
 }
 
 /// A line on standard error. A log that cannot be written, on a full disk, is no reason to end.

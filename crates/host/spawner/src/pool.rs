@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use forkd_types::Engine;
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::PoolStatus;
 
@@ -34,12 +35,12 @@ struct Pool<S> {
 
 /// Shapes in an order that does not depend on hashing, so that refilling is fair and repeatable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct ShapeKey(u32, u8, bool);
+struct ShapeKey(Engine, u32, u8, bool);
 
 impl From<&Shape> for ShapeKey {
     fn from(shape: &Shape) -> Self {
         let baseline = shape.cpu == forkd_vmm_proto::CpuModel::Baseline;
-        Self(shape.memory.0, shape.vcpus, baseline)
+        Self(shape.engine, shape.memory.0, shape.vcpus, baseline)
     }
 }
 
@@ -207,6 +208,7 @@ mod tests {
 
     fn shape(memory: u32) -> Shape {
         Shape {
+            engine: Engine::FORKD,
             memory: MiB(memory),
             vcpus: 1,
             cpu: CpuModel::Host,

@@ -16,6 +16,9 @@ use thiserror::Error;
 /// The most descriptors a VMM may hold open: disks, layers and vsock connections.
 const VMM_MAX_FILES: u64 = 4096;
 
+/// How much sooner than others a VMM is killed when the host runs out of memory.
+const OOM_SCORE: &str = "500";
+
 /// A running VMM process and our end of its control socket.
 #[derive(Debug)]
 pub struct Process {
@@ -84,6 +87,12 @@ impl Process {
         self.pidfd.as_fd()
     }
 
+    /// The page map of the process, for the process itself. Only for one that has answered: before `execve` is done
+    /// a process still has the address space of its parent.
+    pub fn open_pagemap(&self) -> std::io::Result<OwnedFd> {
+        forkd_sys::open_pagemap(self.pid)
+    }
+
     /// The controller's end of the control socket.
     pub fn control(&self) -> &Channel {
         &self.control
@@ -92,6 +101,17 @@ impl Process {
     /// Another descriptor for the controller's end.
     pub fn share_control(&self) -> std::io::Result<OwnedFd> {
         self.control.as_fd().try_clone_to_owned()
+    }
+
+    /// Another pidfd, for the controller: it can end the process even if this program is gone.
+    pub fn share_pidfd(&self) -> std::io::Result<OwnedFd> {
+        self.pidfd.try_clone()
+    }
+
+    /// Makes the kernel prefer this process when it runs out of memory: the daemon is protected from that, and its
+    /// children inherit the protection.
+    pub fn allow_oom_kill(&self) -> std::io::Result<()> {
+        std::fs::write(format!("/proc/{}/oom_score_adj", self.pid()), OOM_SCORE)
     }
 
     /// Ends the process; its end is noticed like any other.
@@ -149,6 +169,14 @@ mod tests {
         };
         assert_eq!(ended("/bin/true"), Some(HowEnded::Code(0)));
         assert_eq!(ended("/bin/false"), Some(HowEnded::Code(1)));
+    }
+
+    #[test]
+    fn a_vmm_is_killed_before_others_when_memory_runs_out() {
+        let process = Process::start(Path::new("/bin/cat")).unwrap();
+        process.allow_oom_kill().unwrap();
+        let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", process.pid()));
+        assert_eq!(score.unwrap().trim(), "500");
     }
 
     #[test]

@@ -7,21 +7,25 @@
 //!
 //! Every process is in exactly one of these states, and every state ends when its pidfd says so.
 
+mod shells;
+mod vms;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
-    FromSpawn, HowEnded, MAX_BATCH, MAX_POOL, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
-    SpawnRequest, SpawnStatus, Vm,
+    FromSpawn, HowEnded, Limits, MAX_POOL, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
+    SpawnRequest, SpawnStatus,
 };
-use forkd_vmm_proto::{FromVmm, Shape, decode};
+use forkd_vmm_proto::{Capabilities, Shape};
 use rustix::event::epoll;
 
-use crate::client::{Client, Received, would_block};
-use crate::handshake::{self, Progress};
+use crate::cgroup::{Cgroups, Leaf};
+use crate::client::{Client, Received};
+use crate::handshake::Progress;
 use crate::pool::Pools;
 use crate::process::Process;
 
@@ -34,11 +38,18 @@ const QUIET: Duration = Duration::from_millis(50);
 /// Takes that never pause do not hold refilling up for longer than this.
 const LONGEST_HOLD: Duration = Duration::from_millis(500);
 
+/// How soon a cgroup that is not empty yet is looked at again.
+const LOOK_AT_GRAVES: Duration = Duration::from_millis(5);
+/// Threads and processes of a VMM beside its vCPUs: control, devices, a writer, and some room.
+const THREADS: u32 = 16;
+
 /// What a program start is told.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The VMM program.
     pub vmm: PathBuf,
+    /// The engine that the program is.
+    pub engine: Engine,
     /// How many shells are made for the pools at one time.
     pub parallel: u32,
     /// The most processes there may be.
@@ -84,6 +95,10 @@ struct Entry {
     process: Process,
     shape: Shape,
     state: State,
+    /// Announced by the VMM; empty before.
+    capabilities: Capabilities,
+    /// The cgroup of the VM, where there are cgroups.
+    leaf: Option<Leaf>,
     /// Client and number of each request that waits for its end.
     killers: Vec<(u64, u64)>,
 }
@@ -95,6 +110,14 @@ enum State {
     Live(SandboxId),
 }
 
+/// A cgroup whose VMM has ended and that the kernel has not emptied yet.
+#[derive(Debug)]
+struct Grave {
+    leaf: Leaf,
+    /// Client and number of each request that waits for its end.
+    killers: Vec<(u64, u64)>,
+}
+
 /// A `Take` that waits for shells.
 #[derive(Debug)]
 struct PendingTake {
@@ -102,6 +125,7 @@ struct PendingTake {
     seq: u64,
     shape: Shape,
     ids: Vec<SandboxId>,
+    limits: Limits,
     /// Processes reserved so far, and whether each came from the pool.
     got: Vec<(u64, bool)>,
 }
@@ -112,6 +136,11 @@ pub struct Server {
     settings: Settings,
     epoll: OwnedFd,
     listener: OwnedFd,
+    /// `/dev/kvm`, open from the first VMM on. All of them share it: the device keeps no state per file.
+    kvm: Option<OwnedFd>,
+    /// The cgroups of VMs, or why there are none.
+    cgroups: Result<Cgroups, String>,
+    graves: Vec<Grave>,
     clients: HashMap<u64, Client>,
     processes: HashMap<u64, Entry>,
     live: BTreeMap<SandboxId, u64>,
@@ -136,8 +165,13 @@ impl BurstOfTakes {
 }
 
 impl Server {
-    /// A server on a listening `SOCK_SEQPACKET` socket.
-    pub fn new(settings: Settings, listener: OwnedFd) -> std::io::Result<Self> {
+    /// A server on a listening `SOCK_SEQPACKET` socket. `cgroups` is what [`Cgroups::open`] gave: leaves that an earlier
+    /// process left are removed once they are empty.
+    pub fn new(
+        settings: Settings,
+        listener: OwnedFd,
+        cgroups: std::io::Result<(Cgroups, Vec<Leaf>)>,
+    ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(
             &epoll,
@@ -146,10 +180,27 @@ impl Server {
             epoll::EventFlags::IN,
         )?;
         let pools = Pools::new(settings.parallel);
+        let (cgroups, left) = match cgroups {
+            Ok((cgroups, left)) => (Ok(cgroups), left),
+            Err(error) => {
+                crate::say(&format!("VMs have no cgroup and no limits: {error}"));
+                (Err(error.to_string()), Vec::new())
+            }
+        };
+        let graves = left
+            .into_iter()
+            .map(|leaf| Grave {
+                leaf,
+                killers: Vec::new(),
+            })
+            .collect();
         Ok(Self {
             settings,
             epoll,
             listener,
+            kvm: None,
+            cgroups,
+            graves,
             clients: HashMap::new(),
             processes: HashMap::new(),
             live: BTreeMap::new(),
@@ -166,11 +217,14 @@ impl Server {
         let mut events = Vec::with_capacity(64);
         loop {
             self.refill();
+            self.empty_graves();
             events.clear();
             let wake = self.burst.map(BurstOfTakes::over_at);
+            let look = (!self.graves.is_empty()).then(|| Instant::now() + LOOK_AT_GRAVES);
             let timeout = wake
                 .into_iter()
                 .chain(self.pools.next_attempt())
+                .chain(look)
                 .min()
                 .map(until);
             match epoll::wait(
@@ -246,10 +300,16 @@ impl Server {
             SpawnCommand::Hello { version } => self.hello(client, version),
             _ if !greeted => Err(SpawnError::NoHello),
             SpawnCommand::SetPool { shape, depth } => self.set_pool(shape, depth),
-            SpawnCommand::Take { shape, ids } => match self.take(client, seq, shape, ids) {
+            SpawnCommand::Take {
+                shape,
+                ids,
+                limits,
+                jail,
+            } => match self.take(client, seq, shape, ids, limits, jail) {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
+            SpawnCommand::SetLimits { id, limits } => self.set_limits(&id, &limits),
             SpawnCommand::Adopt { after } => return self.adopt(client, seq, after.as_ref()),
             SpawnCommand::Kill { id } => match self.kill(client, seq, &id) {
                 Ok(()) => return,
@@ -272,140 +332,26 @@ impl Server {
         }
         Ok(SpawnReply::Hello {
             version: SPAWN_VERSION,
+            engine: self.settings.engine,
+            walls: self.walls(),
         })
     }
 
     fn set_pool(&mut self, shape: Shape, depth: u32) -> Result<SpawnReply, SpawnError> {
         within("the pool's depth", depth.into(), MAX_POOL.into())?;
+        self.check_engine(&shape)?;
         for number in self.pools.set_depth(shape, depth) {
             self.discard(number);
         }
         Ok(SpawnReply::Done)
     }
 
-    fn take(
-        &mut self,
-        client: u64,
-        seq: u64,
-        shape: Shape,
-        ids: Vec<SandboxId>,
-    ) -> Result<(), SpawnError> {
-        within("the number of ids", ids.len() as u64, MAX_BATCH as u64)?;
-        for (at, id) in ids.iter().enumerate() {
-            let pending = self.pending.iter().any(|take| take.ids.contains(id));
-            if pending || self.live.contains_key(id) || ids[..at].contains(id) {
-                return Err(SpawnError::Duplicate { id: id.clone() });
-            }
+    fn check_engine(&self, shape: &Shape) -> Result<(), SpawnError> {
+        let (wanted, have) = (shape.engine, self.settings.engine);
+        if wanted == have {
+            return Ok(());
         }
-        let now = Instant::now();
-        self.burst = Some(BurstOfTakes {
-            first: self.burst.map_or(now, |burst| burst.first),
-            last: now,
-        });
-        let mut take = PendingTake {
-            client,
-            seq,
-            shape,
-            got: Vec::with_capacity(ids.len()),
-            ids,
-        };
-        while take.got.len() < take.ids.len() {
-            let Some(number) = self.pools.take(&shape) else {
-                break;
-            };
-            take.got.push((number, true));
-        }
-        for _ in take.got.len()..take.ids.len() {
-            if let Err(error) = self.start(shape, false) {
-                self.give_back(&take);
-                return Err(error);
-            }
-        }
-        if take.got.len() == take.ids.len() {
-            self.hand_out(take);
-        } else {
-            self.pending.push_back(take);
-        }
-        Ok(())
-    }
-
-    /// Completes a take: the processes become live and their sockets go to the client.
-    fn hand_out(&mut self, take: PendingTake) {
-        let mut vms = Vec::with_capacity(take.ids.len());
-        let mut sockets = Vec::with_capacity(take.ids.len());
-        for (id, (number, pooled)) in take.ids.into_iter().zip(take.got) {
-            let Some(entry) = self.processes.get_mut(&number) else {
-                continue;
-            };
-            let Ok(socket) = entry.process.share_control() else {
-                entry.process.kill();
-                continue;
-            };
-            entry.state = State::Live(id.clone());
-            self.live.insert(id.clone(), number);
-            vms.push(Vm {
-                id,
-                pid: entry.process.pid(),
-                shape: entry.shape,
-                pooled,
-            });
-            sockets.push(socket);
-        }
-        let reply = FromSpawn::Response {
-            seq: take.seq,
-            result: Ok(SpawnReply::Taken(vms)),
-        };
-        self.send(take.client, &reply, sockets);
-    }
-
-    fn give_back(&mut self, take: &PendingTake) {
-        for (number, _) in &take.got {
-            if self.pools.offer(&take.shape, *number).is_some() {
-                self.discard(*number);
-            }
-        }
-    }
-
-    fn adopt(&mut self, client: u64, seq: u64, after: Option<&SandboxId>) {
-        let mut vms = Vec::new();
-        let mut sockets = Vec::new();
-        let mut more = false;
-        for (id, number) in &self.live {
-            if after.is_some_and(|after| id <= after) {
-                continue;
-            }
-            if vms.len() == MAX_BATCH {
-                more = true;
-                break;
-            }
-            let Some(entry) = self.processes.get(number) else {
-                continue;
-            };
-            let Ok(socket) = entry.process.share_control() else {
-                continue;
-            };
-            vms.push(Vm {
-                id: id.clone(),
-                pid: entry.process.pid(),
-                shape: entry.shape,
-                pooled: false,
-            });
-            sockets.push(socket);
-        }
-        let result = Ok(SpawnReply::Adopted { vms, more });
-        self.send(client, &FromSpawn::Response { seq, result }, sockets);
-    }
-
-    /// Answered by [`Self::process_ended`]: whoever is told "done" may use the id again.
-    fn kill(&mut self, client: u64, seq: u64, id: &SandboxId) -> Result<(), SpawnError> {
-        let entry = self
-            .live
-            .get(id)
-            .and_then(|number| self.processes.get_mut(number))
-            .ok_or_else(|| SpawnError::Unknown { id: id.clone() })?;
-        entry.process.kill();
-        entry.killers.push((client, seq));
-        Ok(())
+        Err(SpawnError::OtherEngine { wanted, have })
     }
 
     fn status(&self) -> SpawnStatus {
@@ -413,173 +359,6 @@ impl Server {
             pools: self.pools.status(),
             live: self.live.len() as u32,
             shells_lost: self.shells_lost,
-        }
-    }
-
-    /// Starts what the pools lack.
-    fn refill(&mut self) {
-        if self
-            .burst
-            .is_some_and(|burst| burst.over_at() > Instant::now())
-        {
-            return;
-        }
-        self.burst = None;
-        for shape in self.pools.start_making(Instant::now()) {
-            if let Err(error) = self.start(shape, true) {
-                crate::say(&format!("a pool cannot be filled: {error}"));
-                self.pools.failed(&shape, Instant::now());
-            }
-        }
-    }
-
-    fn start(&mut self, shape: Shape, for_pool: bool) -> Result<(), SpawnError> {
-        let failed = |reason: String| SpawnError::ShellFailed { reason };
-        within(
-            "the number of VMs",
-            self.processes.len() as u64 + 1,
-            self.settings.max_processes as u64,
-        )?;
-        let process = Process::start(&self.settings.vmm).map_err(|error| failed(chain(&error)))?;
-        handshake::begin(process.control(), shape).map_err(|error| failed(chain(&error)))?;
-        let number = self.number();
-        let watched = watch(
-            &self.epoll,
-            process.control().as_fd(),
-            Token::Control(number),
-        ) && watch(&self.epoll, process.pidfd(), Token::End(number));
-        if !watched {
-            return Err(failed("the new VMM process cannot be watched".to_owned()));
-        }
-        let state = State::Making {
-            for_pool,
-            progress: Progress::default(),
-        };
-        self.processes.insert(
-            number,
-            Entry {
-                process,
-                shape,
-                state,
-                killers: Vec::new(),
-            },
-        );
-        Ok(())
-    }
-
-    /// The VMM in the making has said something.
-    fn control_event(&mut self, number: u64) {
-        let Some(entry) = self.processes.get_mut(&number) else {
-            return;
-        };
-        let State::Making { progress, .. } = &mut entry.state else {
-            return;
-        };
-        let mut buffer = vec![0; forkd_vmm_proto::MAX_MESSAGE];
-        let message = match entry.process.control().recv(&mut buffer) {
-            Ok(packet) => decode::<FromVmm>(&buffer[..packet.len]).map_err(|e| chain(&e)),
-            Err(error) if would_block(&error) => return,
-            Err(error) => Err(chain(&error)),
-        };
-        match message.and_then(|message| progress.advance(message)) {
-            Ok(false) => {}
-            Ok(true) => self.shell_ready(number),
-            Err(reason) => self.shell_failed(number, &reason),
-        }
-    }
-
-    fn shell_ready(&mut self, number: u64) {
-        let Some(entry) = self.processes.get_mut(&number) else {
-            return;
-        };
-        let shape = entry.shape;
-        let was = std::mem::replace(&mut entry.state, State::Ready);
-        let for_pool = matches!(was, State::Making { for_pool: true, .. });
-        // From now on what the VMM says is for the controller to read.
-        let _ = epoll::delete(&self.epoll, entry.process.control());
-        if let Some(at) = self.pending.iter().position(|take| take.shape == shape) {
-            if for_pool {
-                self.pools.diverted(&shape);
-            }
-            self.pending[at].got.push((number, false));
-            if self.pending[at].got.len() == self.pending[at].ids.len()
-                && let Some(take) = self.pending.remove(at)
-            {
-                self.hand_out(take);
-            }
-            return;
-        }
-        let surplus = if for_pool {
-            self.pools.made(&shape, number)
-        } else {
-            self.pools.offer(&shape, number)
-        };
-        if surplus.is_some() {
-            self.discard(number);
-        }
-    }
-
-    fn shell_failed(&mut self, number: u64, reason: &str) {
-        let Some(entry) = self.processes.remove(&number) else {
-            return;
-        };
-        self.shells_lost += 1;
-        let State::Making { for_pool, .. } = entry.state else {
-            return;
-        };
-        if for_pool {
-            crate::say(&format!("a shell could not be made: {reason}"));
-            return self.pools.failed(&entry.shape, Instant::now());
-        }
-        let Some(at) = self
-            .pending
-            .iter()
-            .position(|take| take.shape == entry.shape)
-        else {
-            return;
-        };
-        let Some(take) = self.pending.remove(at) else {
-            return;
-        };
-        self.give_back(&take);
-        let result = Err(SpawnError::ShellFailed {
-            reason: reason.to_owned(),
-        });
-        self.send(
-            take.client,
-            &FromSpawn::Response {
-                seq: take.seq,
-                result,
-            },
-            Vec::new(),
-        );
-    }
-
-    fn process_ended(&mut self, number: u64) {
-        let Some(entry) = self.processes.get_mut(&number) else {
-            return;
-        };
-        let Some(how) = entry.process.reap() else {
-            return;
-        };
-        match &entry.state {
-            State::Making { .. } => self.shell_failed(number, &format!("the VMM ended: {how:?}")),
-            State::Ready => {
-                let shape = entry.shape;
-                self.shells_lost += self.pools.remove(&shape, |ready| *ready == number) as u64;
-                self.processes.remove(&number);
-            }
-            State::Live(id) => {
-                let (id, pid) = (id.clone(), entry.process.pid());
-                let killers = std::mem::take(&mut entry.killers);
-                self.live.remove(&id);
-                self.processes.remove(&number);
-                for (client, seq) in killers {
-                    let result = Ok(SpawnReply::Done);
-                    self.send(client, &FromSpawn::Response { seq, result }, Vec::new());
-                }
-                self.tell_all(&id, pid, how);
-            }
         }
     }
 
@@ -595,13 +374,6 @@ impl Server {
                 },
                 Vec::new(),
             );
-        }
-    }
-
-    /// Ends a shell that is not wanted; its end is noticed and reaped like any other.
-    fn discard(&mut self, number: u64) {
-        if let Some(entry) = self.processes.get(&number) {
-            entry.process.kill();
         }
     }
 
@@ -630,6 +402,24 @@ impl Server {
             flags,
         );
     }
+}
+
+/// The descriptors of a VM for the controller: control socket and pidfd.
+fn share(process: &Process) -> std::io::Result<[OwnedFd; 2]> {
+    Ok([process.share_control()?, process.share_pidfd()?])
+}
+
+/// Kills a VM; its end is noticed like any other.
+fn end(entry: &Entry) {
+    entry.process.kill();
+    if let Some(leaf) = &entry.leaf {
+        leaf.kill();
+    }
+}
+
+/// The threads and processes that a VMM of this shape needs.
+fn threads(shape: &Shape) -> u32 {
+    u32::from(shape.vcpus) + THREADS
 }
 
 fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token) -> bool {

@@ -1,4 +1,8 @@
 //! A forked child that writes frozen memory out.
+//!
+//! [`ChildWriter`] forks with a raw `clone`, so the child has the memory of that moment while the parent goes
+//! on. The child must neither allocate nor take a lock: another thread may have held it at the fork. The child
+//! dies with its parent, and with the `ChildWriter` that is dropped.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,13 +21,10 @@ pub enum ForkError {
     Wait(#[source] io::Error),
     /// The child did not end by itself.
     #[error("the process that writes memory out was ended by signal {signal}")]
-    Killed {
-        /// Which.
-        signal: i32,
-    },
+    Killed { signal: i32 },
 }
 
-/// What a child ends with whose parent was gone before it began; nobody sees it.
+/// Exit status of a child whose parent ended before the child began.
 const ORPHAN: u8 = u8::MAX;
 
 /// A child that shares this process's memory as of the moment it was forked.
@@ -53,7 +54,7 @@ impl ChildWriter {
         if pid == 0 {
             // SAFETY: plain system calls; the child has no other threads.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
-            // Nobody is told of a parent that was gone before.
+            // The death signal is not sent for a parent that ended before it was requested.
             let orphan = rustix::process::getppid() != Some(parent);
             let status = if orphan { ORPHAN } else { work() };
             // SAFETY: ends the child without running exit handlers that belong to the parent.
@@ -97,7 +98,7 @@ impl AsFd for ChildWriter {
     }
 }
 
-/// A child nobody waits for any more is killed.
+/// Kills a child that was not waited for.
 impl Drop for ChildWriter {
     fn drop(&mut self) {
         if self.reaped {

@@ -1,8 +1,8 @@
-//! The heap.
+//! The C library's heap.
 #![allow(unsafe_code)]
 
-/// Keeps all threads on one heap. With more, the C library counts the processors when it makes another one,
-/// by reading a file, and a process that may open no file ends there. It also keeps a VMM small.
+/// Keeps all threads on one heap. For a second heap the C library counts the processors by reading a file,
+/// which the system call filter forbids. One heap also keeps a VMM small.
 pub fn use_one_heap() {
     // SAFETY: changes one number in the allocator, and takes no pointer.
     unsafe {

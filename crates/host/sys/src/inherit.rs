@@ -1,4 +1,7 @@
 //! Descriptors that the parent process left open.
+//!
+//! A descriptor is named by its number on the command line. [`inherited_fd`] takes each number at most once, so
+//! two owners of one descriptor cannot exist.
 #![allow(unsafe_code)]
 
 use std::io;

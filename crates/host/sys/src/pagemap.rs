@@ -1,4 +1,9 @@
-//! Which pages of a mapping this process has made its own.
+//! The page map of this process: which pages of a mapping are private, touched or shared.
+//!
+//! [`Pagemap`] uses the `PAGEMAP_SCAN` request (Linux 6.7) where the kernel has it and reads
+//! `/proc/self/pagemap` otherwise. Marks exist with the request only, and only on memory that a
+//! [`crate::WriteTracker`] follows. Errors lean to "changed": a page that is swapped, migrating or absent
+//! counts as written.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -6,6 +11,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use rustix::process::Pid;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use thiserror::Error;
 
 const PAGE: u64 = 4096;
@@ -30,7 +37,6 @@ const ENTRY_EXCLUSIVE: u64 = 1 << 56;
 pub struct PageRange {
     /// The first page.
     pub first: u64,
-    /// How many.
     pub count: u64,
 }
 
@@ -50,6 +56,12 @@ pub enum PagemapError {
     /// The file cannot be read.
     #[error("cannot read the page map of this process")]
     Read(#[source] io::Error),
+    /// The descriptor shows another address space.
+    #[error("the page map is that of another process")]
+    Foreign,
+    /// No page map was handed over.
+    #[error("this process was given no page map")]
+    Missing,
 }
 
 #[repr(C)]
@@ -79,7 +91,7 @@ struct ScanArg {
 
 /// The page map of this process, opened once.
 ///
-/// It stays bound to the address space that it was opened in: after a fork the child's copy still shows
+/// The file stays bound to the address space it was opened in: after a fork the child's copy still shows
 /// the parent.
 #[derive(Debug)]
 pub struct Pagemap {
@@ -87,12 +99,32 @@ pub struct Pagemap {
     has_scan: bool,
 }
 
+/// Opens the page map of a process for that process to use.
+///
+/// The file shows physical frame numbers to its readers if the opener has `CAP_SYS_ADMIN`, whoever reads, so the
+/// capability is set aside while the file is opened. Only the calling thread loses it for that moment.
+pub fn open_pagemap(pid: Pid) -> io::Result<OwnedFd> {
+    let path = format!("/proc/{}/pagemap", pid.as_raw_nonzero());
+    let sets = capabilities(None)?;
+    if !sets.effective.contains(CapabilitySet::SYS_ADMIN) {
+        return Ok(File::open(path)?.into());
+    }
+    let without = CapabilitySets {
+        effective: sets.effective - CapabilitySet::SYS_ADMIN,
+        ..sets
+    };
+    set_capabilities(None, without)?;
+    let opened = File::open(path);
+    set_capabilities(None, sets)?;
+    Ok(opened?.into())
+}
+
 /// What a question is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     /// Pages that belong to this process alone.
     Private,
-    /// Pages that came or were written since they were marked, whoever they belong to.
+    /// Pages mapped or written since they were marked, private or not.
     Touched,
     /// As `Touched`, and marks them.
     Mark,
@@ -103,16 +135,47 @@ enum Wanted {
 }
 
 impl Pagemap {
-    /// Opens the page map of this process. This is the one path the VMM opens besides the KVM device;
-    /// do it before the process gives its rights away.
+    /// Opens the page map of this process by its path. A VMM opens no path: it uses [`Pagemap::from_fd`].
     pub fn open() -> Result<Self, PagemapError> {
         let file = File::open("/proc/self/pagemap").map_err(PagemapError::Open)?;
         Ok(Self::from_file(file))
     }
 
-    /// Takes over an open page map of this process.
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self::from_file(File::from(fd))
+    /// Takes over an open page map of this process. That of another process is refused: a cut made with it would
+    /// lack pages.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, PagemapError> {
+        let map = Self::from_file(File::from(fd));
+        if map.is_of_this_process()? {
+            Ok(map)
+        } else {
+            Err(PagemapError::Foreign)
+        }
+    }
+
+    /// A new page of this process is absent before its first write and present after it. Another address space
+    /// does not follow.
+    fn is_of_this_process(&self) -> Result<bool, PagemapError> {
+        // SAFETY: a new mapping of one page at an address of the kernel's choice.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(PagemapError::Read(io::Error::last_os_error()));
+        }
+        let before = self.mapped_pages(page as u64, PAGE);
+        // SAFETY: the mapping made above, writable and of this length.
+        unsafe { page.cast::<u8>().write_volatile(1) };
+        let after = self.mapped_pages(page as u64, PAGE);
+        // SAFETY: the mapping made above, which nothing else knows of.
+        unsafe { libc::munmap(page, PAGE as usize) };
+        Ok(before?.is_empty() && !after?.is_empty())
     }
 
     fn from_file(file: File) -> Self {
@@ -135,8 +198,8 @@ impl Pagemap {
         self.pages(address, len, Wanted::Private)
     }
 
-    /// The pages that came or were written since they were marked; all that are there if nothing was
-    /// marked. To tell whose they are costs far more, so that is a question of its own.
+    /// The pages that were mapped or written since they were marked; all mapped pages if none was marked.
+    /// Telling private pages from shared ones costs far more and is a separate query.
     pub fn touched_pages(&self, address: u64, len: u64) -> Result<Vec<PageRange>, PagemapError> {
         self.pages(address, len, Wanted::Touched)
     }
@@ -331,7 +394,7 @@ mod tests {
     fn marked_pages_count_again_once_they_are_written() {
         let map = Pagemap::open().unwrap();
         let Ok(tracker) = crate::WriteTracker::open() else {
-            eprintln!("this kernel does not follow writes: nothing was tested");
+            crate::testing::leave_out("write-tracking");
             return;
         };
         let (at, len) = private_file_mapping(64);
@@ -355,6 +418,43 @@ mod tests {
         assert_eq!(touched(), [range(4, 1), range(20, 1)]);
         // SAFETY: the mapping made above, which nothing uses any more.
         unsafe { libc::munmap(at.cast(), len) };
+    }
+
+    #[test]
+    fn a_page_map_of_another_process_is_refused() {
+        let own = File::open("/proc/self/pagemap").unwrap();
+        assert!(Pagemap::from_fd(own.into()).is_ok());
+        let mut child = std::process::Command::new("/bin/cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // An answer shows that the child has its own address space by now.
+        let mut byte = [0];
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x").unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut byte).unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let foreign = crate::open_pagemap(pid).unwrap();
+        assert!(matches!(
+            Pagemap::from_fd(foreign),
+            Err(PagemapError::Foreign)
+        ));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Frame numbers of the host help attacks on its memory, so the descriptor must not show them even if the
+    /// opener is privileged.
+    #[test]
+    fn a_page_map_for_a_vmm_shows_no_frame_numbers() {
+        let map = File::from(crate::open_pagemap(rustix::process::getpid()).unwrap());
+        let page = Box::new([1u8; PAGE as usize]);
+        let at = std::hint::black_box(page.as_ptr()) as u64 / PAGE;
+        let mut entry = [0; 8];
+        map.read_exact_at(&mut entry, at * 8).unwrap();
+        let entry = u64::from_ne_bytes(entry);
+        assert_ne!(entry & ENTRY_PRESENT, 0);
+        assert_eq!(entry & ((1 << 55) - 1), 0);
     }
 
     #[test]

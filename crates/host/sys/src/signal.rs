@@ -1,4 +1,7 @@
-//! The signal that takes a vCPU thread out of the guest.
+//! Signals: the kick that takes a vCPU thread out of the guest, and the trap of forbidden system calls.
+//!
+//! The kick is the first real-time signal with an empty handler, so it interrupts `KVM_RUN` and does nothing
+//! else. The system call filter allows this signal and `SIGABRT`, to the own process only.
 #![allow(unsafe_code)]
 
 use std::io;

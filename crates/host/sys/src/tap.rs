@@ -6,12 +6,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// The length of the header before each frame, when there is one: `virtio_net_hdr_v1`.
+/// The length of the header before each frame: `virtio_net_hdr_v1`.
 const HEADER: libc::c_int = 12;
 
-/// Makes a tap device in the caller's network namespace, or opens the one of that name. With `header`, a
-/// virtio header of 12 bytes precedes each frame. The descriptor does not block.
-pub fn open_tap(name: &str, header: bool) -> io::Result<OwnedFd> {
+/// Makes a tap device in the caller's network namespace, or opens the one of that name. A virtio header of 12 bytes
+/// precedes each frame. The descriptor does not block.
+pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
     let tap = OpenOptions::new()
         .read(true)
         .write(true)
@@ -26,16 +26,11 @@ pub fn open_tap(name: &str, header: bool) -> io::Result<OwnedFd> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
     }
-    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI;
-    if header {
-        flags |= libc::IFF_VNET_HDR;
-    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     request.ifr_ifru.ifru_flags = i16::try_from(flags).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the request takes an `ifreq`, which lives until after the call.
     check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw const request) })?;
-    if header {
-        set_header(&tap)?;
-    }
+    set_header(&tap)?;
     Ok(tap.into())
 }
 
@@ -60,7 +55,7 @@ mod tests {
     fn a_name_that_does_not_fit_is_refused() {
         for name in ["", "a-name-far-too-long-for-an-interface"] {
             // Without the device there is nothing to ask for a name.
-            match open_tap(name, true) {
+            match open_tap(name) {
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}

@@ -1,7 +1,8 @@
-//! Which pages have been written since they were last looked at.
+//! Write tracking: which pages were written since they were marked.
 //!
-//! The kernel write-protects pages in its own books and clears the mark at the first write, without
-//! telling anybody; [`crate::Pagemap`] reads and sets the marks.
+//! The kernel write-protects marked pages in its own tables and clears the mark at the first write, without a
+//! fault that user space sees (asynchronous write protection, Linux 6.7). [`WriteTracker`] registers memory;
+//! [`crate::Pagemap`] reads and sets the marks.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -83,7 +84,7 @@ impl WriteTracker {
             ioctls: 0,
         };
         // SAFETY: `arg` has the layout of struct uffdio_register and outlives the call. Asynchronous
-        // write protection never changes what memory holds nor makes anybody wait.
+        // write protection changes neither the content of memory nor makes a thread wait.
         let rc = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, &mut arg) };
         if rc == 0 {
             Ok(())

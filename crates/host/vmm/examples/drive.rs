@@ -12,11 +12,11 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client};
+use forkd_types::{Engine, MiB};
+use forkd_vmm_driver::{Attach, Client};
 use forkd_vmm_proto::{
-    BootSpec, ConsoleSpec, CpuModel, CutSpec, DiskSpec, Event, MemoryImage, PageIndex, RateLimit,
-    RestoreSpec, Shape, VsockSpec,
+    BootSpec, ConsoleSpec, CpuModel, CutExtent, CutSpec, DiskSpec, Event, MemoryImage, NetSpec,
+    PageIndex, RateLimit, RestoreSpec, Shape, VsockSpec,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -40,6 +40,7 @@ fn settings() -> Result<Settings> {
         kernel: next("no kernel")?.into(),
         initramfs: next("no initramfs")?.into(),
         shape: Shape {
+            engine: Engine::FORKD,
             memory: MiB(256),
             vcpus: 1,
             cpu: CpuModel::Host,
@@ -145,7 +146,8 @@ fn boot(settings: &Settings, around: &Around) -> Result<Client> {
         initramfs: Some(attach.add(&initramfs)),
         cmdline: settings.cmdline.clone(),
         disks: disk_specs(&disks, &mut attach),
-        net: None,
+        net: NetSpec::default(),
+        mac: [2, 0, 0, 0, 0, 1],
         vsock,
         console,
         generation: [7; 16],
@@ -178,7 +180,7 @@ fn restore(settings: &Settings, dir: &Path, around: &Around, number: usize) -> R
             index: PageIndex::Identity,
         },
         disks: disk_specs(&disks, &mut attach),
-        net: None,
+        net: NetSpec::default(),
         vsock,
         console,
         generation: [number as u8 + 8; 16],
@@ -206,9 +208,7 @@ fn cut(vm: &mut Client, dir: &Path) -> Result<()> {
     let spec = CutSpec {
         state: attach.add(&state),
         memory: attach.add(&memory),
-        only_changed: false,
-        onto: 0,
-        index: None,
+        extent: CutExtent::All,
         new_layers: vec![],
         resume: true,
     };

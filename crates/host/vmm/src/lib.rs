@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   control thread   commands and events over one socket; builds, boots, restores, cuts
-//!   device thread    one event loop for all devices
+//!   device thread    one event loop for all devices but disks
+//!   disk thread      one event loop for all disks, whose I/O is synchronous
 //!   vCPU threads     one each; parked until there is something to run
 //! ```
 //!
@@ -13,9 +14,7 @@
 //! memory as of that moment stays, and goes on.
 
 pub mod arch;
-pub mod client;
 pub mod kvm;
 pub mod machine;
 pub mod program;
 pub mod state;
-pub mod tiny;

@@ -1,4 +1,7 @@
-//! The program `forkd-vmm`: one microVM.
+//! The program `forkd-vmm`: one microVM per process.
+//!
+//! Parses the command line, installs signal handlers and the log, and runs the control loop
+//! ([`forkd_vmm::program::Session`]). The exit status is an [`ExitCode`].
 
 use std::io::Write;
 use std::process;
@@ -7,9 +10,9 @@ use forkd_sys::{
     Channel, ignore_sigpipe, inherited_fd, install_forbidden_call_handler, install_kick_handler,
     use_one_heap,
 };
-use forkd_vmm::kvm::Hypervisor;
 use forkd_vmm::program::{Options, Session, USAGE, chain, init_log};
 use forkd_vmm_proto::ExitCode;
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 fn main() {
     let options = match Options::parse(std::env::args().skip(1)) {
@@ -30,19 +33,18 @@ fn main() {
         }
         Options::Run {
             control_fd,
-            kvm_fd,
             seccomp,
-        } => run(control_fd, kvm_fd, seccomp),
+        } => run(control_fd, seccomp),
     };
     process::exit(code as i32);
 }
 
-fn run(control_fd: i32, kvm_fd: Option<i32>, seccomp: bool) -> ExitCode {
+fn run(control_fd: i32, seccomp: bool) -> ExitCode {
     use_one_heap();
     init_log();
     end_on_panic();
     ignore_sigpipe();
-    let started = start(control_fd, kvm_fd, seccomp);
+    let started = start(control_fd, seccomp);
     let session = match started {
         Ok(session) => session,
         Err(error) => {
@@ -56,7 +58,7 @@ fn run(control_fd: i32, kvm_fd: Option<i32>, seccomp: bool) -> ExitCode {
     })
 }
 
-/// A thread that panics would leave a machine of which a part stands still and nobody is told.
+/// Ends the process when a thread panics. A VM with a missing thread would hang without a report.
 fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(std::io::stderr(), "forkd-vmm: {panic}");
@@ -64,17 +66,12 @@ fn end_on_panic() {
     }));
 }
 
-fn start(
-    control_fd: i32,
-    kvm_fd: Option<i32>,
-    seccomp: bool,
-) -> Result<Session, Box<dyn std::error::Error>> {
+fn start(control_fd: i32, seccomp: bool) -> Result<Session, Box<dyn std::error::Error>> {
     install_kick_handler()?;
     install_forbidden_call_handler()?;
+    // The parent may have ended before this call. Then the control socket is closed, too, and the session ends.
+    // Changing the user ID clears the setting, so whatever does that has to come before.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     let channel = Channel::from_fd(inherited_fd(control_fd)?);
-    let hypervisor = match kvm_fd {
-        Some(fd) => Hypervisor::from_fd(inherited_fd(fd)?)?,
-        None => Hypervisor::open()?,
-    };
-    Ok(Session::new(channel, hypervisor, seccomp)?)
+    Ok(Session::new(channel, seccomp)?)
 }

@@ -7,18 +7,18 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client, ClientError};
+use forkd_types::{Engine, MiB};
 use forkd_vmm::state::MachineState;
-use forkd_vmm::tiny;
+use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
-    BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutReport, CutSpec,
-    MemoryImage, PageIndex, PageMap, Reply, RestoreSpec, RollbackSpec, Shape, VmmErrorCode,
-    VsockSpec,
+    BootSpec, CheckpointReport, CheckpointSpec, Command, ConsoleSpec, CpuModel, CutExtent,
+    CutReport, CutSpec, ImageId, MemoryImage, NetSpec, PageIndex, PageMap, Reply, RestoreSpec,
+    RollbackSpec, Shape, VmmErrorCode, VsockSpec,
 };
 
 const PAGES: u32 = 512;
 const SHAPE: Shape = Shape {
+    engine: Engine::FORKD,
     memory: MiB(64),
     vcpus: 1,
     cpu: CpuModel::Host,
@@ -41,7 +41,7 @@ struct Taken {
 fn has_kvm() -> bool {
     let there = Path::new("/dev/kvm").exists();
     if !there {
-        eprintln!("no /dev/kvm on this host: nothing was tested");
+        forkd_sys::testing::leave_out("kvm");
     }
     there
 }
@@ -78,7 +78,8 @@ impl Vm {
             initramfs: None,
             cmdline: String::new(),
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
+            mac: [2, 0, 0, 0, 0, 1],
             vsock: VsockSpec {
                 cid: 3,
                 listener: attach.add(listener),
@@ -108,7 +109,7 @@ impl Vm {
                 index: PageIndex::File(attach.add(&index)),
             },
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
             vsock: VsockSpec {
                 cid: 3,
                 listener: attach.add(listener),
@@ -127,16 +128,20 @@ impl Vm {
     }
 
     /// Cuts onto what `below` is made of; onto the last cut if its number is given.
-    fn cut(&mut self, below: &[File], onto: Option<u64>) -> Taken {
+    fn cut(&mut self, below: &[File], onto: Option<ImageId>) -> Taken {
         let (state, memory, index) = (file(), file(), file());
         let mut attach = Attach::new();
         let changed = !below.is_empty();
         let spec = CutSpec {
             state: attach.add(&state),
             memory: attach.add(&memory),
-            only_changed: changed,
-            onto: onto.unwrap_or(0),
-            index: changed.then(|| attach.add(&index)),
+            extent: match changed {
+                true => CutExtent::Since {
+                    image: onto.unwrap_or(ImageId::START),
+                    index: attach.add(&index),
+                },
+                false => CutExtent::All,
+            },
             new_layers: vec![],
             resume: true,
         };
@@ -190,8 +195,9 @@ impl Vm {
 
     /// Lets the guest go over its pages at least twice from now on.
     fn let_run(&mut self) {
-        for _ in 0..3 {
-            self.client.wait_ready().unwrap();
+        let end = self.client.ready_signals().unwrap() + 3;
+        while self.client.ready_signals().unwrap() < end {
+            std::thread::yield_now();
         }
     }
 }
@@ -276,7 +282,7 @@ fn cuts_of_a_writing_guest_build_on_each_other_and_are_whole() {
     let after = vm.cut(&still.layers, Some(still.report.image));
     assert_eq!(after.report.pages_written + after.report.zero_pages, 0);
     assert_eq!(after.words(), still.words());
-    // From the beginning again, as after a cut that nobody kept.
+    // Onto the base again, as after a cut that was not kept.
     let whole = vm.cut(&base.layers, None);
     assert_eq!(whole.words(), still.words());
 }
@@ -293,9 +299,10 @@ fn a_cut_onto_one_that_is_not_the_last_is_refused() {
     let spec = CutSpec {
         state: attach.add(&state),
         memory: attach.add(&memory),
-        only_changed: true,
-        onto: 9,
-        index: Some(attach.add(&index)),
+        extent: CutExtent::Since {
+            image: ImageId(9),
+            index: attach.add(&index),
+        },
         new_layers: vec![],
         resume: true,
     };

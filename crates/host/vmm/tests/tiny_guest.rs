@@ -6,21 +6,26 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use forkd_types::MiB;
-use forkd_vmm::client::{Attach, Client, ClientError};
-use forkd_vmm::tiny;
+use forkd_sys::{Channel, ChannelError};
+use forkd_types::{Engine, MiB};
+use forkd_vmm::kvm::VcpuState;
+use forkd_vmm::state::MachineState;
+use forkd_vmm_driver::{Attach, Client, ClientError, tiny};
 use forkd_vmm_proto::{
-    BootSpec, Command, ConsoleSpec, CpuModel, CutSpec, MemoryImage, PageIndex, Reply, RestoreSpec,
-    Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec,
+    BootSpec, COUNTERS, Command, ConsoleSpec, CpuModel, CutExtent, CutSpec, FdIndex, ImageId,
+    MAX_MESSAGE, MemoryImage, NetAttachment, NetBackend, NetSpec, PROTOCOL_VERSION, PageIndex,
+    Reply, Request, RestoreSpec, Shape, StopCause, VmmErrorCode, VmmPhase, VsockSpec, encode,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const SHAPE: Shape = Shape {
+    engine: Engine::FORKD,
     memory: MiB(64),
     vcpus: 1,
     cpu: CpuModel::Host,
 };
 
-/// What every VM is given beside its kernel or snapshot.
+/// Descriptors of every VM beside its kernel or snapshot.
 struct Surroundings {
     _dir: tempfile::TempDir,
     listener: OwnedFd,
@@ -58,7 +63,7 @@ impl Surroundings {
 fn has_kvm() -> bool {
     let there = Path::new("/dev/kvm").exists();
     if !there {
-        eprintln!("no /dev/kvm on this host: nothing was tested");
+        forkd_sys::testing::leave_out("kvm");
     }
     there
 }
@@ -78,7 +83,8 @@ fn boot(client: &mut Client, around: &Surroundings, run: bool) {
         initramfs: None,
         cmdline: String::new(),
         disks: vec![],
-        net: None,
+        net: NetSpec::default(),
+        mac: [2, 0, 0, 0, 0, 1],
         vsock: around.vsock(&mut attach),
         console: around.console(&mut attach),
         generation: [1; 16],
@@ -101,9 +107,7 @@ fn cut(client: &mut Client, resume: bool) -> Snapshot {
     let spec = CutSpec {
         state: attach.add(&snapshot.state),
         memory: attach.add(&snapshot.memory),
-        only_changed: false,
-        onto: 0,
-        index: None,
+        extent: CutExtent::All,
         new_layers: vec![],
         resume,
     };
@@ -126,7 +130,7 @@ fn restore(
             index: PageIndex::Identity,
         },
         disks: vec![],
-        net: None,
+        net: NetSpec::default(),
         vsock: around.vsock(&mut attach),
         console: around.console(&mut attach),
         generation: [2; 16],
@@ -234,6 +238,79 @@ fn damaged_snapshots_are_refused_and_the_shell_stays_fresh() {
     child.wait_ready().unwrap();
 }
 
+/// The snapshot with a state that `change` was applied to, with a correct checksum.
+fn forged(snapshot: &Snapshot, change: impl FnOnce(&mut VcpuState)) -> Snapshot {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = vec![0; snapshot.state.metadata().unwrap().len() as usize];
+    snapshot.state.read_exact_at(&mut bytes, 0).unwrap();
+    let mut state = MachineState::decode(&bytes).unwrap();
+    change(&mut state.vcpus[0]);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&state.encode().unwrap()).unwrap();
+    Snapshot {
+        state: file,
+        memory: snapshot.memory.try_clone().unwrap(),
+    }
+}
+
+#[test]
+fn a_forged_cpu_is_refused_and_the_shell_stays_fresh() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut parent = start();
+    boot(&mut parent, &around, false);
+    let snapshot = cut(&mut parent, false);
+    let leaf = |state: &mut VcpuState, function| {
+        state
+            .cpuid
+            .iter()
+            .position(|entry| entry.function == function)
+            .unwrap()
+    };
+    let msr = |index, data| kvm_bindings::kvm_msr_entry {
+        index,
+        data,
+        ..Default::default()
+    };
+    let nested_virtualisation = forged(&snapshot, |state| {
+        let at = leaf(state, 1);
+        state.cpuid[at].ecx |= 1 << 5;
+        let at = leaf(state, 0x8000_0001);
+        state.cpuid[at].ecx |= 1 << 2;
+    });
+    let counters = forged(&snapshot, |state| {
+        let mut entry = state.cpuid[0];
+        (entry.function, entry.eax) = (0xa, 0x0730_0402);
+        state.cpuid.push(entry);
+    });
+    let vmx_register = forged(&snapshot, |state| state.msrs.push(msr(0x480, 1)));
+    let async_faults = forged(&snapshot, |state| state.msrs.push(msr(0x4b56_4d02, 1)));
+    let unknown_register = forged(&snapshot, |state| state.msrs.push(msr(0x1234_5678, 1)));
+    let nested_svm = forged(&snapshot, |state| state.sregs.efer |= 1 << 12);
+
+    let mut child = start();
+    let around = Surroundings::new();
+    for (n, forged) in [
+        nested_virtualisation,
+        counters,
+        vmx_register,
+        async_faults,
+        unknown_register,
+        nested_svm,
+    ]
+    .iter()
+    .enumerate()
+    {
+        let code = refused(restore(&mut child, &around, forged));
+        assert_eq!(code, VmmErrorCode::Incompatible, "case {n}");
+    }
+    let same = forged(&snapshot, |_| {});
+    restore(&mut child, &around, &same).expect("the shell is still fresh");
+    child.wait_ready().unwrap();
+}
+
 #[test]
 fn a_snapshot_does_not_fit_another_shape() {
     if !has_kvm() {
@@ -254,6 +331,42 @@ fn a_snapshot_does_not_fit_another_shape() {
         refused(restore(&mut child, &around, &snapshot)),
         VmmErrorCode::Incompatible
     );
+}
+
+#[test]
+fn counters_are_those_of_the_list() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = start();
+    assert!(!vm.counters().unwrap().0.is_empty(), "a shell has counters");
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    let counters = vm.counters().unwrap();
+    let known = counters.known();
+    let strangers: Vec<_> = counters
+        .0
+        .iter()
+        .filter(|(name, _)| {
+            !known.iter().any(|c| {
+                let number = c.number.map_or(String::new(), |n| n.to_string());
+                *name == format!("{}{number}.{}", c.device, c.info.name)
+            })
+        })
+        .collect();
+    assert!(strangers.is_empty(), "not in the list: {strangers:?}");
+    assert_eq!(known.len(), counters.0.len(), "a name is there twice");
+    for device in ["rng", "balloon", "vsock", "console", "machine"] {
+        let listed = COUNTERS.iter().filter(|c| c.devices.contains(&device));
+        for info in listed {
+            assert!(
+                known.iter().any(|c| (c.device, c.info) == (device, info)),
+                "{device}.{} is listed and not reported",
+                info.name
+            );
+        }
+    }
 }
 
 #[test]
@@ -334,7 +447,7 @@ fn a_chain_of_changes_restores_at_every_depth() {
                 },
             },
             disks: vec![],
-            net: None,
+            net: NetSpec::default(),
             vsock: around.vsock(&mut attach),
             console: around.console(&mut attach),
             generation: [depth; 16],
@@ -351,9 +464,10 @@ fn a_chain_of_changes_restores_at_every_depth() {
         let spec = CutSpec {
             state: attach.add(&next_state),
             memory: attach.add(&memory),
-            only_changed: true,
-            onto: 0,
-            index: Some(attach.add(&map)),
+            extent: CutExtent::Since {
+                image: ImageId::START,
+                index: attach.add(&map),
+            },
             new_layers: vec![],
             resume: false,
         };
@@ -372,6 +486,42 @@ fn a_chain_of_changes_restores_at_every_depth() {
 }
 
 #[test]
+fn the_network_back_end_is_exchanged_while_the_guest_runs() {
+    if !has_kvm() {
+        return;
+    }
+    let around = Surroundings::new();
+    let mut vm = start();
+    let detach = Command::SetNet { backend: None };
+    assert_eq!(
+        refused(vm.ask(detach.clone(), &Attach::new()).map(drop)),
+        VmmErrorCode::WrongPhase
+    );
+    boot(&mut vm, &around, true);
+    vm.wait_ready().unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let mut attach = Attach::new();
+    let backend = Some(NetAttachment {
+        fd: attach.add(&theirs),
+        kind: NetBackend::Socket,
+    });
+    vm.ask(Command::SetNet { backend }, &attach).unwrap();
+    drop(theirs);
+    ours.send(&[0; 72]).expect("the VMM holds the other end");
+    vm.ask(detach, &Attach::new()).unwrap();
+    assert!(ours.send(&[0; 72]).is_err(), "the VMM has closed its end");
+    assert_eq!(phase(&mut vm), VmmPhase::Running);
+    // A descriptor that did not come along.
+    let backend = Some(NetAttachment {
+        fd: FdIndex(3),
+        kind: NetBackend::Socket,
+    });
+    let lacking = vm.ask(Command::SetNet { backend }, &Attach::new());
+    assert_eq!(refused(lacking.map(drop)), VmmErrorCode::BadRequest);
+    assert_eq!(phase(&mut vm), VmmPhase::Running);
+}
+
+#[test]
 fn a_cut_that_fails_leaves_the_guest_running() {
     if !has_kvm() {
         return;
@@ -387,9 +537,7 @@ fn a_cut_that_fails_leaves_the_guest_running() {
         let spec = CutSpec {
             state: attach.add(state),
             memory: attach.add(memory),
-            only_changed: false,
-            onto: 0,
-            index: None,
+            extent: CutExtent::All,
             new_layers: vec![],
             resume: false,
         };
@@ -439,6 +587,20 @@ fn the_vmm_adds_less_than_five_mebibytes() {
 }
 
 #[test]
+fn disks_have_a_thread_of_their_own() {
+    if !has_kvm() {
+        return;
+    }
+    let vm = start();
+    let mut names: Vec<String> = std::fs::read_dir(format!("/proc/{}/task", vm.pid()))
+        .unwrap()
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names.concat(), "devices\ndisks\nforkd-vmm\nvcpu0\n");
+}
+
+#[test]
 fn a_vmm_whose_controller_goes_away_ends() {
     if !has_kvm() {
         return;
@@ -452,4 +614,34 @@ fn a_vmm_whose_controller_goes_away_ends() {
         .unwrap();
     drop((ours, theirs));
     assert_eq!(child.wait().unwrap().code(), Some(20));
+}
+
+/// Although the test holds the other end of the control socket, as a daemon does.
+#[test]
+fn a_vmm_ends_with_the_process_that_started_it() {
+    let (ours, theirs) = Channel::pair().unwrap();
+    let program = env!("CARGO_BIN_EXE_forkd-vmm");
+    let mut parent = std::process::Command::new("/bin/sh")
+        .args(["-c", "exec 3<&0; \"$0\" --control-fd 3 & wait", program])
+        .stdin(OwnedFd::from(theirs))
+        .spawn()
+        .unwrap();
+    let hello = Request {
+        seq: 1,
+        command: Command::Hello {
+            version: PROTOCOL_VERSION,
+        },
+    };
+    ours.send(&encode(&hello).unwrap(), &[]).unwrap();
+    let mut buffer = vec![0; MAX_MESSAGE];
+    ours.recv(&mut buffer).unwrap();
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let limit = Timespec {
+        tv_sec: 60,
+        tv_nsec: 0,
+    };
+    let ended = poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&limit));
+    assert_eq!(ended, Ok(1), "the VMM lives on");
+    assert!(matches!(ours.recv(&mut buffer), Err(ChannelError::Closed)));
 }

@@ -1,11 +1,18 @@
-//! The stock kernel boots until the agent has answered.
+//! A stock kernel boots until its agent has answered: several vCPU counts, kernel formats and memory sizes.
 
 use anyhow::ensure;
 use forkd_testkit::{BootOptions, Kit, Root};
 use forkd_types::MiB;
 use forkd_vmm_proto::CpuModel;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(one_vcpu),
+    everyday!(two_vcpus_and_the_portable_cpu),
+    everyday!(compressed_kernel_and_no_disk),
+    everyday!(memory_on_both_sides_of_the_hole),
+];
 
 pub async fn one_vcpu(run: Run) -> anyhow::Result<()> {
     answers_with(&run.kit, BootOptions::default()).await
@@ -38,7 +45,7 @@ pub async fn compressed_kernel_and_no_disk(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// More memory than fits below the hole for devices.
+/// More memory than fits below the device hole.
 pub async fn memory_on_both_sides_of_the_hole(run: Run) -> anyhow::Result<()> {
     let options = BootOptions {
         memory: MiB(4096),

@@ -1,5 +1,5 @@
-//! How long a boot takes, beside QEMU's `microvm` with the same kernel and initramfs. Prints; the numbers
-//! belong to benchmarks.
+//! The duration of a boot, beside QEMU's `microvm` with the same kernel and initramfs. Prints the numbers and
+//! asserts nothing about them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,11 +10,13 @@ use forkd_testkit::{Assets, BootOptions, Root};
 use forkd_types::MiB;
 use forkd_vmm_proto::{LINUX_CMDLINE, READY_PORT};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, soak, times};
+
+pub const SCENARIOS: &[Registered] = &[soak!(against_qemu)];
 
 const MEMORY: u32 = 256;
 
-/// Waits for the agent's connection to the ready port and says who came.
+/// Waits for the agent's connection to the ready port and prints the peer.
 const LISTEN: &str = r"
 import socket, sys
 listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
@@ -67,7 +69,7 @@ fn show(times: &[Duration]) -> String {
     format!("{} s", all.join(" "))
 }
 
-/// What is missing for the comparison.
+/// The missing requirement for the comparison, if there is one.
 fn qemu_lacks() -> Option<String> {
     if find("qemu-system-x86_64").is_none() {
         return Some("qemu-system-x86_64 is not installed".to_owned());
@@ -88,12 +90,12 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A child process that ends with this.
+/// A child process that is killed when the value is dropped.
 struct Ends(Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -112,7 +114,7 @@ fn qemu(assets: &Assets) -> anyhow::Result<Duration> {
     ));
     ensure!(
         said.next().transpose()?.as_deref() == Some("listening"),
-        "nobody listens"
+        "the listener did not start"
     );
     let cid = rand::random_range(1000..1_000_000u32).to_string();
     let begin = Instant::now();
@@ -134,7 +136,7 @@ fn qemu_arguments(kernel: &Path, initramfs: &Path, cid: &str) -> Vec<String> {
     vec![
         "-M".into(),
         "microvm,acpi=on,pit=off,pic=off,rtc=off,usb=off,auto-kernel-cmdline=off".into(),
-        // Its default firmware keeps the ACPI tables where QEMU loads the end of an initramfs; whether they
+        // The default firmware keeps the ACPI tables where QEMU loads the end of an initramfs. Whether they
         // survive depends on the size of the file.
         "-bios".into(),
         "qboot.rom".into(),

@@ -1,4 +1,7 @@
-//! A running machine is cut and goes on; what starts from the cut is of one piece.
+//! Branches of a running VM under load.
+//!
+//! A child of the branch is consistent: counter, files, database and TCP conversation agree. The source and
+//! its connections go on.
 
 use std::time::{Duration, Instant};
 
@@ -9,20 +12,22 @@ use forkd_testkit::{BootOptions, CutFiles, Frozen, Kit, Vm};
 use forkd_vmm_proto::Command;
 
 use super::load::check_chain;
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(consistent_under_load)];
 
 const CHAIN: &str = "/root/chain";
 const LEDGER: &str = include_str!("ledger.py");
-/// The layers of the source's disk are merged after every so many branches.
+/// Branches between two merges of the source's disk layers.
 const MERGE_EVERY: usize = 8;
-/// A branch that holds all of memory comes after every so many that do not.
+/// Incremental branches between two full ones.
 const WHOLE_EVERY: usize = 16;
 
 pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
     let processors = std::thread::available_parallelism()?.get();
     let options = BootOptions {
-        // For hours, two vCPUs on one processor mostly wait for each other.
+        // In a long soak, two vCPUs on one CPU mostly wait for each other.
         vcpus: times(2, processors.min(2)) as u8,
         ..Default::default()
     };
@@ -42,7 +47,7 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
     let mut seen = Seen::default();
     for number in 0..times(2, 200) {
         seen = advances(&source, seen).await?;
-        // Most hold what changed since the one before.
+        // Most branches hold the changes since the one before.
         let whole = number % WHOLE_EVERY == 0;
         let files = CutFiles::in_folder(source.folder(), !whole);
         let cut = source.branch_to(files).await?;
@@ -53,9 +58,9 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
         }
         pauses.push(cut.report.pause_us);
         let child = kit.fork_named(&cut, &format!("branch-{number}")).await?;
-        // The child goes on from the instant of the cut, the source as if nothing had happened.
+        // The child goes on from the cut, and the source as if nothing had happened.
         for (vm, other) in [(&child, &source), (&source, &child)] {
-            // Two machines that are both busy take each other's time.
+            // Two busy VMs would slow each other down.
             other.vmm.run(Command::Pause, &[]).await?;
             advances(vm, seen).await?;
             runs_on(vm, &running).await?;
@@ -66,7 +71,7 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
             eprintln!("{} branches after {:.0?}", number + 1, started.elapsed());
         }
         child.remove().await?;
-        // The child was the last to read them.
+        // The child was the last reader of these files.
         replaced.iter().try_for_each(std::fs::remove_file)?;
         if whole {
             chain.drain(..).try_for_each(Frozen::remove)?;
@@ -85,7 +90,7 @@ pub async fn consistent_under_load(run: Run) -> anyhow::Result<()> {
     recovers_from_a_bad_cut(kit, &source, &running).await
 }
 
-/// SQLite under write load and a conversation over TCP inside the guest, which end if they disagree.
+/// SQLite under write load and a TCP conversation in the guest. Both end if they disagree.
 fn ledger() -> ExecRequest {
     let argv = ["python3", "-c", LEDGER, "/root/ledger.db"];
     ExecRequest {
@@ -94,7 +99,7 @@ fn ledger() -> ExecRequest {
     }
 }
 
-/// How far a guest has come.
+/// Progress of a guest.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     /// Links of the chain.
@@ -103,7 +108,8 @@ struct Seen {
     ledger: u64,
 }
 
-/// Looks at everything with one command, since a command takes long in a guest that is busy, and checks all of the chain.
+/// Collects everything with one command, because a command takes long in a busy guest. Checks the whole
+/// chain.
 async fn look(vm: &Vm) -> anyhow::Result<Seen> {
     let text = vm
         .sh(&format!(
@@ -121,7 +127,7 @@ async fn look(vm: &Vm) -> anyhow::Result<Seen> {
     Ok(Seen { chain, ledger })
 }
 
-/// Waits until both have come further than they were.
+/// Waits until chain and ledger have advanced.
 async fn advances(vm: &Vm, from: Seen) -> anyhow::Result<Seen> {
     let coming = async {
         loop {
@@ -137,7 +143,7 @@ async fn advances(vm: &Vm, from: Seen) -> anyhow::Result<Seen> {
         .with_context(|| format!("the load does not go on after {from:?}"))?
 }
 
-/// One conversation with a process of the source, over one connection to its agent.
+/// A conversation with a process of the source, over one connection to its agent.
 struct Conversation(Exec);
 
 impl Conversation {
@@ -150,7 +156,7 @@ impl Conversation {
         Ok(Self(vm.agent().await?.exec(request).await?))
     }
 
-    /// What is said comes back, nothing more and nothing less.
+    /// Everything that is sent comes back unchanged.
     async fn goes_on(&mut self, number: usize) -> anyhow::Result<()> {
         let line = format!("{number}\n");
         self.0.stdin().write(line.as_bytes()).await?;
@@ -179,7 +185,7 @@ async fn runs_on(vm: &Vm, running: &[u64]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What one writes after the cut, the other does not have.
+/// Writes of one VM after the cut do not appear in the other.
 async fn apart(child: &Vm, source: &Vm, number: usize) -> anyhow::Result<()> {
     child
         .sh(&format!("echo child > /root/side-{number}; sync"))

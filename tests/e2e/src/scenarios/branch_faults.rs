@@ -1,5 +1,7 @@
-//! Branches that go wrong: whatever fails at whatever step, the source goes on, nothing is half there, and
-//! nothing stays behind.
+//! Branches with injected faults.
+//!
+//! After each fault the source goes on and is correct, no partial snapshot exists, and no process, file,
+//! socket or mount is left over.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,54 +17,53 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::load::check_chain;
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::vmm_error;
+
+pub const SCENARIOS: &[Registered] = &[everyday!(source_outlives_every_fault).in_parts(PARTS)];
 
 /// A soak has this many of these scenarios, with a thousand branches together.
 pub const PARTS: usize = 10;
 const CHAIN: &str = "/root/chain";
-/// Branches of one source. Every cut puts layers on memory and disks, and there is an end to their number.
+/// Branches per source. Every cut adds layers, and their number is limited.
 const ROUNDS_A_SOURCE: usize = 10;
-/// After every so many faults a child is started from the next cut.
+/// Faults between two children of a successful cut.
 const CHILD_EVERY: usize = 3;
-/// A file system this small fills while the memory of a cut is written.
+/// A file system of this size becomes full while the memory of a cut is written.
 const SMALL_DISK_MIB: std::ops::Range<u32> = 1..32;
-/// How long ends of processes and of connections may take to show.
+/// Time in which ends of processes and connections must show.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What goes wrong.
+/// The injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
-    /// The process that writes memory is killed.
+    /// The process that writes the memory is killed.
     WriterKilled,
-    /// The file system fills while memory is written.
+    /// The file system becomes full while memory is written.
     DiskFills,
-    /// There is no space for memory, known before the source is stopped.
+    /// There is no space for the memory; this is known before the source stops.
     NoSpaceForMemory,
-    /// There is no space for the page map, after memory is written.
+    /// There is no space for the page index, after the memory is written.
     NoSpaceForIndex,
     /// There is no space for the state, after everything else is written.
     NoSpaceForState,
-    /// The VMM of a child is killed while it is filled, or soon after.
+    /// The VMM of a child is killed during or soon after its restore.
     ChildKilled,
-    /// `forkd-spawn` is killed during a cut.
-    SpawnerKilled,
 }
 
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 6] = [
     Fault::WriterKilled,
     Fault::DiskFills,
     Fault::NoSpaceForMemory,
     Fault::NoSpaceForIndex,
     Fault::NoSpaceForState,
     Fault::ChildKilled,
-    Fault::SpawnerKilled,
 ];
 
 pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
     let kit = &mut run.kit;
     let (parent, load) = under_load(kit).await?;
-    // It refuses every half cut, and is as good as new each time.
+    // This shell refuses every partial cut, and stays usable each time.
     let refuser = kit.empty(parent.shape).await?;
     let seed: u64 = rand::random();
     let mut random = StdRng::seed_from_u64(seed);
@@ -97,7 +98,7 @@ pub async fn source_outlives_every_fault(mut run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A frozen machine in which the load runs, and the number of its process.
+/// A frozen VM under load, and the process ID of the load.
 async fn under_load(kit: &Kit) -> anyhow::Result<(Frozen, u64)> {
     let vm = kit.boot(BootOptions::default()).await?;
     vm.put_self().await?;
@@ -107,8 +108,8 @@ async fn under_load(kit: &Kit) -> anyhow::Result<(Frozen, u64)> {
     Ok((vm.freeze().await?, load))
 }
 
-/// One branch that goes wrong, and all that must hold afterwards. Says whether something failed: a kill may
-/// come too late.
+/// One branch with a fault, and the checks afterwards. Returns whether the branch failed: a kill may come too
+/// late.
 async fn round(
     kit: &mut Kit,
     source: &mut Source,
@@ -132,17 +133,12 @@ async fn round(
             true
         }
         Fault::ChildKilled => child_killed(kit, source, random).await?,
-        Fault::SpawnerKilled => spawner_killed(kit, source, random).await?,
     };
     source.count = goes_on(&source.vm, source.load, source.count).await?;
-    if fault == Fault::SpawnerKilled {
-        // The new one has its own count, and does not know the machines of the old one.
-        source.traces.counts.spawner_files = usize::MAX;
-    }
     Ok(hit)
 }
 
-/// The source can be cut again, and what starts from that has everything.
+/// The source can be cut again, and a child of that cut has all data.
 async fn child_is_whole(kit: &Kit, source: &mut Source) -> anyhow::Result<()> {
     let cut = source.vm.branch_to(source.changes()).await?;
     let child = kit.fork_named(&cut, "after-a-fault").await?;
@@ -154,7 +150,7 @@ async fn child_is_whole(kit: &Kit, source: &mut Source) -> anyhow::Result<()> {
 struct Source {
     vm: Vm,
     load: u64,
-    /// How far the load is known to have come.
+    /// The last known progress of the load.
     count: u64,
     traces: Traces,
 }
@@ -170,12 +166,12 @@ impl Source {
         })
     }
 
-    /// Files for a cut of what changed.
+    /// Files for an incremental cut.
     fn changes(&self) -> CutFiles {
         CutFiles::in_folder(self.vm.folder(), true)
     }
 
-    /// Checks everything the load has ever written.
+    /// Checks everything that the load has written.
     async fn whole_chain(&self) -> anyhow::Result<()> {
         let text = self.vm.sh(&format!("cat {CHAIN}; echo")).await?;
         let last = check_chain(&text)?;
@@ -184,7 +180,7 @@ impl Source {
     }
 }
 
-/// Waits until the load, which checks itself in every round, has come further than `count`.
+/// Waits until the load, which checks itself in every round, has advanced beyond `count`.
 async fn goes_on(vm: &Vm, load: u64, count: u64) -> anyhow::Result<u64> {
     let line = format!(
         "tail -n 1 {CHAIN} 2>/dev/null; dmesg | grep -c -i -e 'i/o error' -e 'ext4-fs error' -e 'bug:'; true"
@@ -195,7 +191,7 @@ async fn goes_on(vm: &Vm, load: u64, count: u64) -> anyhow::Result<u64> {
             let (last, complaints) = text.rsplit_once('\n').unwrap_or(("", &text));
             ensure!(complaints == "0", "{complaints} complaints of the kernel");
             let number = last.split_once(' ').map_or("0", |(number, _)| number);
-            // The last line may be half written.
+            // The last line may be incomplete.
             let now = number.parse().unwrap_or(0);
             if now > count {
                 return anyhow::Ok(now);
@@ -211,7 +207,7 @@ async fn goes_on(vm: &Vm, load: u64, count: u64) -> anyhow::Result<u64> {
         .context("the load does not go on")?
 }
 
-/// Half a cut is refused, and removed.
+/// A partial cut is refused, and then removed.
 async fn none_left(kit: &Kit, source: &Vm, refuser: &Vm, files: &CutFiles) -> anyhow::Result<()> {
     let state = std::fs::metadata(&files.state)?;
     ensure!(
@@ -226,7 +222,6 @@ async fn none_left(kit: &Kit, source: &Vm, refuser: &Vm, files: &CutFiles) -> an
         memory: files.memory.clone(),
         index: None,
         disks: source.disks().await,
-        net: false,
         report: Default::default(),
     };
     let Err(error) = kit.restore(refuser, &half, ForkOptions::default()).await else {
@@ -262,7 +257,7 @@ async fn writer_killed(
     Ok(cut.is_err())
 }
 
-/// A cut to a file that takes nothing.
+/// A cut to a file that accepts no data.
 async fn full(
     kit: &Kit,
     source: &Source,
@@ -283,7 +278,7 @@ async fn disk_fills(
     random: &mut StdRng,
 ) -> anyhow::Result<bool> {
     let disk = SmallDisk::mount(kit.folder("small")?, random.random_range(SMALL_DISK_MIB))?;
-    // All of memory, so that it certainly does not fit.
+    // A full cut, which certainly does not fit.
     let files = CutFiles::in_folder(&disk.folder, false);
     let cut = source.vm.branch_to(files.clone()).await;
     ensure!(cut.is_err(), "more fitted than there is space");
@@ -309,48 +304,26 @@ async fn child_killed(kit: &Kit, source: &Source, random: &mut StdRng) -> anyhow
     Ok(answered.is_none())
 }
 
-async fn spawner_killed(
-    kit: &mut Kit,
-    source: &Source,
-    random: &mut StdRng,
-) -> anyhow::Result<bool> {
-    let delay = Duration::from_micros(random.random_range(0..200_000));
-    let begun = Instant::now();
-    let (cut, killed) = tokio::join!(source.vm.branch_to(source.changes()), async {
-        tokio::time::sleep(delay).await;
-        kit.kill_spawner()?;
-        anyhow::Ok(begun.elapsed())
-    });
-    let killed = killed?;
-    let cut = cut.context("the cut needed forkd-spawn")?;
-    kit.restart_spawner().await?;
-    Ok(u128::from(cut.report.total_us) > killed.as_micros())
-}
-
 /// What must not become more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Traces {
-    /// Processes that have files of ours open.
+    /// Processes that have files of the test open.
     processes: Vec<u32>,
     counts: Counts,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counts {
-    /// Open files of `forkd-spawn`.
     spawner_files: usize,
-    /// Open files of this program.
     own_files: usize,
-    /// Open files of the source's VMM beside the layers of its disks.
+    /// Open files of the source's VMM, without the layers of its disks.
     source_files: usize,
-    /// Bound sockets.
     sockets: usize,
-    /// File systems mounted below the work folder.
     mounts: usize,
 }
 
 impl Counts {
-    /// The least of both. A connection that is just being closed may be counted once, not for ever.
+    /// The minimum of both. A connection that is being closed may be counted once, but not for ever.
     fn least(self, other: Self) -> Self {
         Self {
             spawner_files: self.spawner_files.min(other.spawner_files),
@@ -380,7 +353,7 @@ impl Traces {
         })
     }
 
-    /// Waits until there is no more than at the best of times.
+    /// Waits until the counts are down to the lowest ones seen.
     async fn settle(&mut self, kit: &Kit, source: &Vm) -> anyhow::Result<()> {
         let begun = Instant::now();
         loop {

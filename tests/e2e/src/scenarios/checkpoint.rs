@@ -1,10 +1,14 @@
-//! A session goes back to earlier points of itself.
+//! A Python session rolls back to earlier checkpoints.
+//!
+//! Open files, child processes and interpreter state are those of the checkpoint, in any order of roll-backs.
 
 use anyhow::{Context, ensure};
 use forkd_testkit::{BootOptions, Point, Vm};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::warm_python;
+
+pub const SCENARIOS: &[Registered] = &[everyday!(a_session_is_what_it_was)];
 
 /// Open files, a child process, and what can be said of them.
 const SESSION: &str = r#"
@@ -45,7 +49,7 @@ pub async fn a_session_is_what_it_was(run: Run) -> anyhow::Result<()> {
         let point = vm.checkpoint().await?;
         points.push((point, seen));
         vm.eval("wreck()").await?;
-        // Back to an older one, and from there to the newest: both ways lead.
+        // Back to an older checkpoint, then forward to the newest.
         let older = (number * 7) / 11;
         for at in [older, number] {
             let (point, seen) = points.get(at).context("there is such a point")?;

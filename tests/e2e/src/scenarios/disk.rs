@@ -1,4 +1,4 @@
-//! Disks are real: what is written is read again, by the same machine and by the next one.
+//! Disks keep data: read-only, read-write and limited disks, and a full file system on the host.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,14 +12,22 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::fs::OFlags;
 
-use crate::scenario::{Run, times};
+use crate::guest_half::GuestHalf;
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(three_more_disks), everyday!(full_host)];
+
+pub const GUEST_HALF: GuestHalf = GuestHalf {
+    name: "disk-mix",
+    run: mix,
+};
 
 const SIZE: u64 = 128 << 20;
 const LIMIT: u64 = 32 << 20;
 const HOST_MIB: u32 = 32;
 const BLOCK: usize = 4096;
 
-/// `/dev/vdb` takes writes, `/dev/vdc` refuses them, `/dev/vdd` takes 32 MiB of them.
+/// `/dev/vdb` is writable, `/dev/vdc` is read-only, `/dev/vdd` is limited to 32 MiB.
 pub async fn three_more_disks(run: Run) -> anyhow::Result<()> {
     let folder = run.kit.folder("disks")?;
     let data = Disk::empty(&folder, "data", SIZE)?;
@@ -52,13 +60,14 @@ pub async fn three_more_disks(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host's own file system fills up under a guest: the guest is told, goes on, and writes again when there is space.
+/// The host's file system becomes full. The guest sees an error, goes on, and can write again when there is
+/// space.
 pub async fn full_host(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
     let small = SmallDisk::mount(kit.folder("small")?, HOST_MIB)?;
     let data = Disk::empty(&small.folder, "data", SIZE)?;
     let vm = boot(kit, Root::Fresh, vec![data]).await?;
-    // Past the page cache: what is not on the disk is an error at once.
+    // Direct I/O: a failed write is an error at once.
     let fill = "dd if=/dev/urandom of=/dev/vdb bs=64k count=1024 oflag=direct 2>&1; echo $?";
     let said = vm.sh(fill).await?;
     ensure!(
@@ -146,8 +155,8 @@ async fn refuses_writes(vm: &Vm, base: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host's disk takes no more than was allowed. `virtio-blk` has no word for "no space": the guest sees an
-/// error of the device. File systems know their size and never get there.
+/// The host's file does not exceed its limit. `virtio-blk` has no error code for "no space", so the guest
+/// sees an I/O error. A file system knows its size and never reaches the limit.
 async fn has_a_limit(vm: &Vm, small: &Disk) -> anyhow::Result<()> {
     let said = vm
         .sh("dd if=/dev/urandom of=/dev/vdd bs=1M oflag=direct 2>&1 | tr '\\n' ' '")
@@ -160,7 +169,7 @@ async fn has_a_limit(vm: &Vm, small: &Disk) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The guest starts again: its VMM ends, and says why. Gives the root disk for the next one.
+/// The guest reboots: its VMM ends with the right cause. Returns the root disk for the next VM.
 async fn reboot(vm: Vm) -> anyhow::Result<Disk> {
     vm.agent()
         .await?
@@ -174,8 +183,8 @@ async fn reboot(vm: Vm) -> anyhow::Result<Disk> {
     vm.disks().await.into_iter().next().context("no root disk")
 }
 
-/// The guest half: random writes, reads and flushes past the page cache, each read compared with what was
-/// written last.
+/// The guest part: random writes, reads and flushes with direct I/O. Each read is compared with the last
+/// write.
 pub fn mix(args: &[String]) -> anyhow::Result<()> {
     let [device, steps, seed] = args else {
         bail!("device, steps and seed are wanted");
@@ -185,12 +194,12 @@ pub fn mix(args: &[String]) -> anyhow::Result<()> {
         .write(true)
         .custom_flags(OFlags::DIRECT.bits().cast_signed())
         .open(device)?;
-    // A part of the disk, so that blocks are written again and again.
+    // A small part of the disk, so that blocks are overwritten often.
     let blocks = 2048;
     let mut random = StdRng::seed_from_u64(seed.parse()?);
     let mut versions = vec![0u32; blocks];
     let mut buffer = Aligned::new(32 * BLOCK);
-    // Blocks begin with what the disk held before.
+    // Blocks start with the previous content of the disk.
     for first in (0..blocks).step_by(32) {
         write_run(&disk, &mut buffer, &mut versions, first, 32)?;
     }
@@ -247,7 +256,7 @@ fn check_run(
     Ok(())
 }
 
-/// Content that no other block and no other version has.
+/// Content that is unique per block and version.
 fn fill(block: &mut [u8], number: usize, version: u32) {
     let mut state = (number as u64) << 32 | u64::from(version);
     for word in block.chunks_mut(8) {
@@ -258,7 +267,7 @@ fn fill(block: &mut [u8], number: usize, version: u32) {
     }
 }
 
-/// Memory at a page boundary, as direct I/O wants it.
+/// Memory at a page boundary, for direct I/O.
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,

@@ -1,4 +1,4 @@
-//! Running programs in a guest.
+//! Commands in a guest: environment, exit codes, signals, process groups, flow control.
 
 use std::time::Duration;
 
@@ -10,7 +10,13 @@ use forkd_guest_proto::{
 use forkd_testkit::{BootOptions, Vm, procfs};
 use futures::future::try_join_all;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(surroundings_of_a_process),
+    everyday!(endless_output_is_held_back),
+    everyday!(many_and_one_after_another),
+];
 
 const AT_ONCE: usize = 100;
 
@@ -157,7 +163,7 @@ async fn ways_to_end(agent: &Client) -> anyhow::Result<()> {
         done.result.timed_out && done.result.status == ExitStatus::Signal(15),
         "{done:?}"
     );
-    // Time enough for a slow guest to come as far as the trap.
+    // Enough time for a slow guest to reach the trap.
     let stubborn = "trap '' TERM; while :; do sleep 0.1; done";
     let done = agent.exec_capture(request(5_000, stubborn)).await?;
     ensure!(
@@ -193,7 +199,7 @@ async fn signal_when_ready(mut exec: forkd_agent_client::Exec) -> anyhow::Result
     Ok(())
 }
 
-/// Ending a process ends what it has started, too.
+/// Ending a process also ends its descendants.
 async fn process_groups(vm: &Vm, agent: &Client) -> anyhow::Result<()> {
     let mut exec = agent
         .exec(shell("sleep 4321 & echo $!; sleep 4321"))
@@ -265,7 +271,7 @@ async fn background(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A command that prints without end fills neither the VMM nor us: it waits until somebody reads.
+/// A command that prints without end waits for its reader, and fills neither the VMM nor this process.
 pub async fn endless_output_is_held_back(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(BootOptions::default()).await?;
     let agent = vm.agent().await?;
@@ -289,7 +295,7 @@ pub async fn endless_output_is_held_back(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a process has printed, once it does not print any more because nobody reads.
+/// The output of a process after it has stopped printing because of flow control.
 async fn settled_output(agent: &Client, process: u64) -> anyhow::Result<u64> {
     let mut last = None;
     for _ in 0..100 {
@@ -302,10 +308,10 @@ async fn settled_output(agent: &Client, process: u64) -> anyhow::Result<u64> {
         last = Some(now);
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
-    bail!("the printer prints on although nobody reads")
+    bail!("the printer goes on without a reader")
 }
 
-/// Memory of the VMM without its guest and of this process, KiB.
+/// Memory of the VMM without guest memory, plus memory of this process, in KiB.
 fn own_memory(vm: &Vm) -> anyhow::Result<u64> {
     let vmm = procfs::memory(vm.pid())?.own_pss;
     Ok(vmm + procfs::memory(std::process::id())?.own_pss)

@@ -1,4 +1,4 @@
-//! Files in and out of a guest.
+//! Files in and out of a guest, including files larger than its memory.
 
 use std::time::Duration;
 
@@ -12,12 +12,17 @@ use forkd_testkit::{BootOptions, Disk, procfs};
 use forkd_types::MiB;
 use sha2::{Digest, Sha256};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 
-/// In a soak the file is larger than the guest's memory; every day it is half of it.
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(more_than_fits_into_memory),
+    everyday!(everything_else),
+];
+
+/// In a soak the file is larger than the guest's memory; otherwise it is half of it.
 pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {
     let options = BootOptions {
-        // The least that a stock kernel and its initramfs start with.
+        // The smallest size that boots a stock kernel with its initramfs.
         memory: MiB(96),
         disks: vec![Disk::empty(&run.kit.folder("disks")?, "data", 2 << 30)?],
         ..Default::default()
@@ -65,7 +70,7 @@ pub async fn more_than_fits_into_memory(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A MiB that no other number gives.
+/// A MiB with content that is unique per number.
 fn block(number: usize) -> Vec<u8> {
     let mut state = number as u64 ^ 0x9e37_79b9_7f4a_7c15;
     let mut bytes = Vec::with_capacity(1 << 20);

@@ -1,4 +1,5 @@
-//! A warm parent, and many children from it.
+//! Many children of a warm parent: parallel life, several vCPUs, busy disks, grandchildren, and nothing left
+//! behind.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,8 +10,15 @@ use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit, Vm, procfs};
 use futures::future::try_join_all;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use crate::scenario::{Run, soaking, times};
+use crate::scenario::{Registered, Run, everyday, soaking, times};
 use crate::support::{deaf_network, freeze, warm_python};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(many_children),
+    everyday!(two_vcpus),
+    everyday!(four_vcpus),
+    everyday!(busy_disk_and_grandchildren),
+];
 
 /// Children that are started, or asked, at one time; the rest waits its turn.
 const AT_ONCE: usize = 10;
@@ -34,7 +42,7 @@ pub async fn many_children(run: Run) -> anyhow::Result<()> {
         let numbers = first..count.min(first + AT_ONCE);
         children.extend(try_join_all(numbers.map(|n| child(kit, &frozen, n))).await?);
     }
-    // All of them live now. Each one has its own answer, and has kept it while the others were started.
+    // All children are alive. Each one has kept its own answer while the others started.
     let all = children.iter().enumerate();
     let checks = all.map(|(number, (child, _))| check(child, number));
     let seen: Vec<Seen> = stream::iter(checks).buffered(AT_ONCE).try_collect().await?;
@@ -119,7 +127,7 @@ async fn check(vm: &Vm, number: usize) -> anyhow::Result<Seen> {
     })
 }
 
-/// What a host must have again after its machines are gone.
+/// Host resources that must return to their old values after the VMs end.
 struct Host {
     processes: usize,
     files: usize,
@@ -137,8 +145,8 @@ impl Host {
         })
     }
 
-    /// Waits until all is as it was. Memory counts when no other scenario runs at the same time, which is in
-    /// a soak.
+    /// Waits until everything is as before. Memory is compared in a soak only, where no other scenario runs
+    /// at the same time.
     async fn is_back(&self, kit: &Kit) -> anyhow::Result<()> {
         let slack = 100 * 1024;
         let mut now = Self::now(kit)?;
@@ -185,7 +193,7 @@ async fn with_vcpus(kit: &Kit, vcpus: u8) -> anyhow::Result<()> {
         ..Default::default()
     };
     let parent = kit.boot(options).await?;
-    // Every vCPU is in the middle of something when it is frozen.
+    // Every vCPU is busy at the cut.
     let agent = parent.agent().await?;
     for cpu in 0..vcpus {
         let line = format!("exec taskset -c {cpu} sh -c 'n=0; while :; do n=$((n+1)); done'");
@@ -222,7 +230,7 @@ fn shell(line: &str) -> forkd_guest_proto::ExecRequest {
     }
 }
 
-/// The parent writes to its disk while it is frozen; its children and theirs go on from there.
+/// The parent writes to its disk during the cut. Children and grandchildren go on from there.
 pub async fn busy_disk_and_grandchildren(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
     let parent = kit.boot(BootOptions::default()).await?;
@@ -251,7 +259,7 @@ pub async fn busy_disk_and_grandchildren(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the load has come to at least this number.
+/// Waits until the load has reached this number.
 async fn progress(vm: &Vm, wanted: u64) -> anyhow::Result<u64> {
     let coming = async {
         loop {

@@ -1,4 +1,7 @@
-//! What a hostile guest can do: harm itself.
+//! A hostile guest harms only itself.
+//!
+//! The guest writes random values to registers, queues and the agent's connection, exhausts processes and
+//! memory, and floods the console.
 
 use std::time::Duration;
 
@@ -10,8 +13,15 @@ use forkd_vmm_proto::{AGENT_PORT, Command, ExitCode, Reply, spawn::HowEnded};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::deaf_network;
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(rubbish_in_registers_and_queues),
+    everyday!(fork_bomb_and_no_memory),
+    everyday!(rubbish_for_the_agent),
+    everyday!(console_flood),
+];
 
 /// Writes rubbish to the registers and queues of virtio devices, by way of /dev/mem. The queues lie in pages
 /// of its own, and descriptors point there or nowhere, so that the devices that are spared go on working;
@@ -152,7 +162,7 @@ pub async fn rubbish_in_registers_and_queues(run: Run) -> anyhow::Result<()> {
     others_go_on(&run.kit).await
 }
 
-/// The guest has wrecked its own devices: its VMM still answers and rests, or the machine ended by itself.
+/// After the attack the VMM answers and rests, or the VM has ended by itself.
 async fn outlives(vm: &Vm) -> anyhow::Result<()> {
     let mut rested = 0;
     for _ in 0..times(30, 120) {
@@ -176,7 +186,7 @@ async fn outlives(vm: &Vm) -> anyhow::Result<()> {
             Ok(()) => rested += 1,
             Err(_) => rested = 0,
         }
-        // The attack takes its time; after it, there is nothing left to do.
+        // The attack takes time; after it the VMM must rest.
         if rested == times(12, 70) {
             return Ok(());
         }
@@ -188,14 +198,14 @@ async fn answers(vm: &Vm) -> anyhow::Result<()> {
     let asking = vm.vmm.call(Command::Status, &[]);
     match tokio::time::timeout(Duration::from_secs(10), asking).await {
         Ok(Ok(Reply::Status(_))) => Ok(()),
-        // It may end at any moment.
+        // The VM may end at any moment.
         Ok(Err(_)) if !procfs::is_alive(vm.pid()) => Ok(()),
         Ok(other) => bail!("{other:?} is no status"),
         Err(_) => bail!("the VMM does not answer"),
     }
 }
 
-/// The threads that serve the devices rest while the guest has nothing for them.
+/// The device threads rest while the guest gives them no work.
 async fn does_not_spin(vm: &Vm) -> anyhow::Result<()> {
     let window = Duration::from_secs(1);
     let Ok(before) = procfs::own_time(vm.pid()) else {
@@ -285,12 +295,12 @@ pub async fn rubbish_for_the_agent(run: Run) -> anyhow::Result<()> {
         let length = rand::random_range(0..20_000);
         let mut bytes: Vec<u8> = (0..length).map(|_| rand::random()).collect();
         if number % 2 == 0 {
-            // A length and a kind that are believed, and rubbish behind them.
+            // A valid length and kind, followed by random bytes.
             let mut header = 40u32.to_le_bytes().to_vec();
             header.extend_from_slice(&[0, 0, 0, 0, (number % 9) as u8, 0, 0, 0]);
             bytes.splice(0..0, header);
         }
-        // The agent may close at any byte.
+        // The agent may close the connection at any byte.
         let _ = stream.write_all(&bytes).await;
         if number % 4 == 0 {
             silent.push(stream);
@@ -312,9 +322,9 @@ async fn raw(vm: &Vm) -> anyhow::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Closes our half and reads what still comes.
+/// Closes our side and reads the rest.
 async fn drain(mut stream: UnixStream) -> anyhow::Result<()> {
-    // It may have been closed for its rubbish.
+    // The agent may have closed the connection because of invalid data.
     let _ = stream.shutdown().await;
     let mut rest = Vec::new();
     let reading = stream.read_to_end(&mut rest);
@@ -324,9 +334,9 @@ async fn drain(mut stream: UnixStream) -> anyhow::Result<()> {
     }
 }
 
-/// The console takes what it was given, and no more.
+/// The console file accepts its limit, and no more.
 pub async fn console_flood(run: Run) -> anyhow::Result<()> {
-    // Every byte is an exit of the guest, which is dear in an emulated machine.
+    // Every byte is an exit of the guest, which is slow in an emulated machine.
     let limit = 20 << 10;
     let options = BootOptions {
         console_limit: limit,

@@ -1,11 +1,13 @@
-//! A Python interpreter that stays warm between calls.
+//! A warm Python interpreter: state between calls, errors, interrupts, and replacement after death.
 
 use anyhow::{Context, bail, ensure};
 use forkd_agent_client::{Client, EvalCapture};
 use forkd_guest_proto::{ErrorCode, EvalMode, EvalRequest, InterpInfo, InterpStart, Warmup};
 use forkd_testkit::BootOptions;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(state_errors_interrupts_and_death)];
 
 pub async fn state_errors_interrupts_and_death(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(BootOptions::default()).await?;
@@ -158,7 +160,7 @@ async fn death(agent: &Client, first: &InterpInfo) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One that does not heed an interrupt is replaced.
+/// An interpreter that ignores an interrupt is replaced.
 async fn hang(agent: &Client) -> anyhow::Result<()> {
     let request = EvalRequest {
         code: "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
@@ -166,7 +168,7 @@ async fn hang(agent: &Client) -> anyhow::Result<()> {
         timeout_ms: Some(500),
         ..Default::default()
     };
-    // Whether the answer is an error or a time-out, it comes.
+    // The response is an error or a timeout.
     let _ = agent.eval(request).await;
     ensure!(value(agent, "warm").await? == "'yes'", "warm again");
     let listed = agent.interp_list().await?;

@@ -1,14 +1,22 @@
-//! How machines pause, go on and end.
+//! Pause, resume and ends of VMs; adoption by a new daemon; no process without an owner.
 
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use forkd_guest_proto::{ClockRequest, ExecRequest, ShutdownMode, ShutdownRequest};
 use forkd_testkit::{BootOptions, Root, Vm, procfs};
-use forkd_vmm_proto::spawn::HowEnded;
+use forkd_vmm_proto::spawn::{HowEnded, Jail, Limits};
 use forkd_vmm_proto::{Command, ExitCode, Reply, StopCause, VmmPhase};
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(pause_resume_and_the_power_button),
+    everyday!(every_end_has_its_code),
+    everyday!(adopted_by_the_next_controller),
+    everyday!(no_orphans),
+    everyday!(a_killed_id_is_free),
+];
 
 const SIGKILL: u8 = 9;
 
@@ -76,7 +84,7 @@ pub async fn every_end_has_its_code(run: Run) -> anyhow::Result<()> {
         shell: Some("echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger".into()),
         ..Default::default()
     };
-    // There is nobody left to answer.
+    // The guest panics before it can answer.
     let panicking = vm.exec(panic);
     let (_, ended) = tokio::join!(
         tokio::time::timeout(Duration::from_secs(5), panicking),
@@ -110,7 +118,7 @@ async fn expect_stop(vm: &Vm, wanted: StopCause, code: ExitCode) -> anyhow::Resu
     Ok(())
 }
 
-/// A controller that goes away leaves its machines running and finds them again.
+/// VMs go on without a controller, and the next controller adopts them.
 pub async fn adopted_by_the_next_controller(mut run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(BootOptions::default()).await?;
     vm.sh("echo mine > /root/mark").await?;
@@ -130,7 +138,7 @@ pub async fn adopted_by_the_next_controller(mut run: Run) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// When `forkd-spawn` is killed, its VMMs do not stay behind.
+/// VMMs end when `forkd-spawn` is killed and no other process holds their control sockets.
 pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
     let options = || BootOptions {
         root: Root::None,
@@ -154,8 +162,7 @@ pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
         .context("the pool does not fill")??;
     let pids = procfs::children(run.kit.spawner_pid())?;
     ensure!(pids.len() == 4, "{} processes instead of 4", pids.len());
-    // Ours are the last ends of the control sockets.
-    let (running, paused) = (running.release(), paused.release());
+    // They end although the ends of their control sockets are still held here.
     run.kit.kill_spawner()?;
     let all_gone = async {
         while pids.iter().any(|pid| procfs::is_alive(*pid)) {
@@ -164,17 +171,22 @@ pub async fn no_orphans(mut run: Run) -> anyhow::Result<()> {
     };
     tokio::time::timeout(Duration::from_secs(30), all_gone)
         .await
-        .with_context(|| format!("some of {pids:?} live on ({running:?}, {paused:?})"))
+        .with_context(|| format!("some of {pids:?} live on"))?;
+    drop((running, paused));
+    Ok(())
 }
 
-/// A workspace is resumed under the id it had: whoever was told that a VM is ended starts the next one at once.
+/// A workspace resumes under its old ID: after the end of a VM is acknowledged, its ID is free at once.
 pub async fn a_killed_id_is_free(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot_without_agent(BootOptions::default()).await?;
     let (id, shape) = (vm.process.id.clone(), vm.process.shape);
     let spawner = &run.kit.spawner;
     for round in 0..10 {
         spawner.kill(&id).await?;
-        let again = spawner.take(shape, std::slice::from_ref(&id)).await;
+        let ids = std::slice::from_ref(&id);
+        let again = spawner
+            .take(shape, ids, &Limits::default(), Jail::default())
+            .await;
         let taken = again.with_context(|| format!("round {round}"))?;
         ensure!(taken.len() == 1, "{} shells", taken.len());
     }

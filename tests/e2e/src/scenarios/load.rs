@@ -1,7 +1,7 @@
-//! A program that notices when its memory and its disk do not belong to the same instant.
+//! A load that detects if memory and disk are not from the same moment.
 //!
-//! It counts: the number stands in two pages of memory, and in a file as a chain of checksums. In every
-//! round both pages and the end of the file are compared.
+//! The load counts. The number stands in two pages of memory and in a file, as a chain of checksums. Every
+//! round compares both pages and the end of the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -11,9 +11,13 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use sha2::{Digest, Sha256};
 
+use crate::guest_half::GuestHalf;
+
+pub const GUEST_HALF: GuestHalf = GuestHalf { name: "load", run };
+
 const PAGE: usize = 4096;
 
-/// The guest half. Runs until something does not fit.
+/// The guest part. Runs until a check fails.
 pub fn run(args: &[String]) -> anyhow::Result<()> {
     let path = args.first().context("a path is wanted")?;
     let mut file = OpenOptions::new()
@@ -37,12 +41,12 @@ pub fn run(args: &[String]) -> anyhow::Result<()> {
         length += line.len() as u64;
         pages[0] = std::hint::black_box(number);
         pages[PAGE / 8] = std::hint::black_box(number);
-        // Others need the processor too; a cut comes at any point of a round all the same.
+        // Leave CPU time to others. A cut can still come at any point of a round.
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// The file ends with what memory says, neither earlier nor later.
+/// The file ends with exactly the number in memory.
 fn check_end(file: &File, length: u64, number: u64, link: &str) -> anyhow::Result<()> {
     let found = file.metadata()?.len();
     ensure!(found == length, "the file has {found} bytes, not {length}");
@@ -65,11 +69,11 @@ fn next_link(link: &str, number: u64) -> String {
     hex::encode(&digest[..8])
 }
 
-/// Checks a whole chain and gives its last number.
+/// Checks a whole chain and returns its last number.
 pub fn check_chain(text: &str) -> anyhow::Result<u64> {
     let mut link = String::new();
     let mut last = 0;
-    // The last line may be half written at the instant of a cut.
+    // The last line may be incomplete at a cut.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     for line in whole.lines() {
         let (number, found) = line.split_once(' ').context("a line without a link")?;

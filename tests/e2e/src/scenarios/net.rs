@@ -1,4 +1,4 @@
-//! The network is real: TCP between a guest and a server in a namespace of the host.
+//! TCP between a guest and a server in a namespace of the host, through a tap and through a socket.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,19 +11,24 @@ use forkd_testkit::{BootOptions, Kit, Namespace, Pump};
 use forkd_vmm_proto::NetBackend;
 use sha2::{Digest, Sha256};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(tcp_through_a_tap),
+    everyday!(tcp_through_a_socket),
+];
 
 const HOST: &str = "10.77.0.1";
 const HOST_NET: &str = "10.77.0.1/24";
 const GUEST_NET: &str = "10.77.0.2/24";
 const PORT: u16 = 7000;
-/// Bytes each way.
+/// Bytes in each direction.
 fn amount() -> usize {
     times(10_000_000, 100_000_000)
 }
 const BLOCK: usize = 1 << 20;
 
-/// Sends, says so by closing its half, receives, and prints the digests of both.
+/// Sends, shuts down its side, receives, and prints the digests of both.
 const CLIENT: &str = r#"
 import hashlib, os, socket, sys
 host, port, amount = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -45,13 +50,13 @@ print(sent.hexdigest(), received.hexdigest(), count)
 
 pub async fn tcp_through_a_tap(run: Run) -> anyhow::Result<()> {
     let namespace = Namespace::new()?;
-    let tap = namespace.tap(HOST_NET, true)?;
+    let tap = namespace.tap(HOST_NET)?;
     transfer(&run.kit, &namespace, NetBackend::Tap, tap).await
 }
 
 pub async fn tcp_through_a_socket(run: Run) -> anyhow::Result<()> {
     let namespace = Namespace::new()?;
-    let (_pump, socket) = Pump::start(namespace.tap(HOST_NET, false)?)?;
+    let (_pump, socket) = Pump::start(namespace.tap(HOST_NET)?)?;
     transfer(&run.kit, &namespace, NetBackend::Socket, socket).await
 }
 
@@ -88,18 +93,18 @@ async fn transfer(
     Ok(())
 }
 
-/// What the server saw.
+/// The server's result.
 struct Seen {
     received: String,
     count: usize,
     sent: String,
 }
 
-/// Takes one connection: reads to its end, then sends.
+/// Accepts one connection: reads to the end, then sends.
 fn serve(namespace: &Namespace) -> anyhow::Result<JoinHandle<anyhow::Result<Seen>>> {
     let listener = namespace.inside(|| TcpListener::bind((HOST, PORT)))??;
     namespace.spawn(move || {
-        let (link, _) = listener.accept().context("nobody came")?;
+        let (link, _) = listener.accept().context("no connection arrived")?;
         exchange(link)
     })
 }

@@ -1,12 +1,14 @@
-//! What a VMM adds to its guest.
+//! The memory that a VMM needs beside guest memory.
 
 use anyhow::ensure;
 use forkd_testkit::{BootOptions, procfs};
 use forkd_types::MiB;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
 
-/// The promise for one vCPU and 128 MiB, KiB.
+pub const SCENARIOS: &[Registered] = &[everyday!(memory_of_the_vmm)];
+
+/// The promised bound for one vCPU and 128 MiB, in KiB.
 const MOST: u64 = 5 * 1024;
 
 pub async fn memory_of_the_vmm(run: Run) -> anyhow::Result<()> {

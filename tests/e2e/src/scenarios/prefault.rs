@@ -1,4 +1,4 @@
-//! Pages that a first request touches are made present before the next child runs. What that costs and gains is printed.
+//! Pages that the first request touches are made present for the next child. Prints cost and gain.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -7,8 +7,10 @@ use anyhow::ensure;
 use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit};
 use forkd_vmm_proto::VmmErrorCode;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::{freeze, vmm_error, warm_python};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(pages_of_the_first_request)];
 
 /// What the working set is recorded after.
 const REQUEST: &str = "int(np.arange(1000).sum())";
@@ -55,7 +57,7 @@ async fn first_answer(
     Ok(begun.elapsed())
 }
 
-/// The list is a file, and files can be damaged.
+/// A damaged list of pages is refused.
 async fn rubbish_is_refused(kit: &Kit, frozen: &Frozen, set: &PathBuf) -> anyhow::Result<()> {
     let mut bytes = std::fs::read(set)?;
     let middle = bytes.len() / 2;

@@ -7,7 +7,9 @@ use forkd_agent_client::{Client, Exec, Output};
 use forkd_guest_proto::{ExecRequest, ExitStatus, PtySize};
 use forkd_testkit::BootOptions;
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(screen_programs)];
 
 pub async fn screen_programs(run: Run) -> anyhow::Result<()> {
     let vm = run.kit.boot(BootOptions::default()).await?;
@@ -36,14 +38,14 @@ async fn open(agent: &Client, line: &str) -> anyhow::Result<Screen> {
     })
 }
 
-/// A terminal: what it has shown since it was last asked.
+/// A terminal with the output since the last check.
 struct Screen {
     exec: Exec,
     seen: String,
 }
 
 impl Screen {
-    /// Waits until a text appears, and forgets everything up to its end.
+    /// Waits until a text appears, and drops everything up to its end.
     async fn see(&mut self, text: &str) -> anyhow::Result<()> {
         let looking = async {
             loop {
@@ -95,7 +97,7 @@ async fn top(agent: &Client) -> anyhow::Result<()> {
     screen.see("load average").await?;
     screen.see("PID").await?;
     screen.exec.resize(12, 100);
-    // A new size makes it draw everything anew.
+    // A new size makes the program redraw its screen.
     screen.see("load average").await?;
     screen.type_keys("q").await?;
     let result = screen.exec.wait().await?;

@@ -1,13 +1,15 @@
-//! Several vCPUs are real: all of them are there, all of them work, and programs can choose.
+//! Several vCPUs: all are online, all work, and programs can choose one.
 
 use anyhow::{Context, ensure};
 use forkd_testkit::{BootOptions, Vm};
 
-use crate::scenario::Run;
+use crate::scenario::{Registered, Run, everyday};
+
+pub const SCENARIOS: &[Registered] = &[everyday!(four_vcpus)];
 
 const VCPUS: u8 = 4;
 
-/// One process on each vCPU; each sums up its share and says where it ran and what it used.
+/// One process per vCPU. Each sums up its share and prints where it ran.
 const PARALLEL: &str = r#"
 import multiprocessing as mp, os, sys, time
 
@@ -60,7 +62,7 @@ async fn parallel_computation(vm: &Vm) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ticks each vCPU has spent in programs.
+/// Ticks that each vCPU has spent in user programs.
 async fn busy_ticks(vm: &Vm) -> anyhow::Result<Vec<u64>> {
     let text = vm.sh("grep '^cpu[0-9]' /proc/stat").await?;
     let ticks: Vec<u64> = text

@@ -1,4 +1,4 @@
-//! A damaged snapshot is refused, and says so; it never starts a guest.
+//! Damaged snapshots are refused with a reason and never start a guest. A killed writer leaves no snapshot.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,19 @@ use forkd_vmm_proto::{Command, Reply, VmmErrorCode, VmmPhase};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::vmm_error;
+
+pub const SCENARIOS: &[Registered] = &[
+    everyday!(damaged_snapshots_are_refused),
+    everyday!(killed_while_it_writes),
+];
 
 pub async fn damaged_snapshots_are_refused(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
     let frozen = small(kit).await?.freeze().await?;
     let state = std::fs::read(&frozen.state)?;
-    // One shell for all of them: a refusal leaves it as it was.
+    // One shell for all attempts: a refusal leaves it usable.
     let shell = kit.empty(frozen.shape).await?;
     let seed: u64 = rand::random();
     let mut random = StdRng::seed_from_u64(seed);
@@ -44,7 +49,7 @@ pub async fn damaged_snapshots_are_refused(run: Run) -> anyhow::Result<()> {
     }
     wrong_surroundings(kit, &frozen).await?;
 
-    // The shell that has refused all of that takes the whole one.
+    // The shell that has refused all damaged snapshots accepts the valid one.
     kit.restore(&shell, &frozen, ForkOptions::default()).await?;
     shell.answers().await?;
     Ok(())
@@ -135,7 +140,7 @@ async fn wrong_surroundings(kit: &Kit, frozen: &Frozen) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The VMM is killed while it writes. What is there afterwards is whole or refused.
+/// The VMM is killed while it writes. The result is complete, or it is refused.
 pub async fn killed_while_it_writes(run: Run) -> anyhow::Result<()> {
     let kit = &run.kit;
     let parent = small(kit).await?.freeze().await?;
@@ -161,7 +166,6 @@ pub async fn killed_while_it_writes(run: Run) -> anyhow::Result<()> {
             memory,
             index: None,
             disks: Vec::new(),
-            net: false,
             report: finished.map(|frozen| frozen.report).unwrap_or_default(),
         };
         let shell = kit.empty(shape).await?;

@@ -1,4 +1,4 @@
-//! A fork is a new machine: nothing that should be its own is its siblings'.
+//! A child has its own identity: it shares no random numbers, IDs, clocks or connections with its siblings.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -12,14 +12,16 @@ use forkd_testkit::{BootOptions, ForkOptions, Frozen, Kit, Namespace, Pump, Vm};
 use forkd_vmm_proto::NetBackend;
 use futures::future::try_join_all;
 
-use crate::scenario::{Run, times};
+use crate::scenario::{Registered, Run, everyday, times};
 use crate::support::{deaf_network, freeze, warm_python};
 
+pub const SCENARIOS: &[Registered] = &[everyday!(children_share_nothing)];
+
 const AT_ONCE: usize = 4;
-/// How far two clocks may part between a child's start and the look at it.
+/// Upper bound on the drift of two clocks between a child's start and the comparison.
 const DRIFT_NS: i64 = 15_000_000;
 
-/// Draws from every generator, in the interpreter that was warm in the parent.
+/// Draws from every random number generator, in the interpreter that was warmed up in the parent.
 const DRAW: &str = r"
 import hashlib, secrets, ssl, tempfile, uuid
 {
@@ -35,7 +37,7 @@ import hashlib, secrets, ssl, tempfile, uuid
 }
 ";
 
-/// What a machine says it is.
+/// Prints the identity of a guest.
 const IDENTITY: &str = r"
 {
     'hostname': os.uname().nodename,
@@ -46,7 +48,7 @@ const IDENTITY: &str = r"
 }
 ";
 
-/// Whether the generation id of the machine is in its page.
+/// Prints whether the generation ID is in its page.
 const GENERATION: &str = r"
 import mmap, sys
 with open('/dev/mem', 'rb') as memory:
@@ -104,7 +106,7 @@ struct Network {
 
 /// A warm parent that has used all its generators and has a connection open.
 async fn parent(kit: &Kit, namespace: &Namespace) -> anyhow::Result<(Vm, Network)> {
-    let (pump, socket) = Pump::start(namespace.tap("10.78.0.1/24", false)?)?;
+    let (pump, socket) = Pump::start(namespace.tap("10.78.0.1/24")?)?;
     let listener = namespace.inside(|| TcpListener::bind(("10.78.0.1", 7001)))??;
     let options = BootOptions {
         cmdline: "iomem=relaxed".into(),
@@ -189,7 +191,7 @@ fn strings(value: serde_json::Value) -> anyhow::Result<BTreeMap<String, String>>
         .collect())
 }
 
-/// No two machines have the same value of anything.
+/// No two children have an equal value.
 fn all_different(
     parent: &BTreeMap<String, String>,
     children: &BTreeMap<String, BTreeMap<String, String>>,
@@ -208,7 +210,8 @@ fn all_different(
     Ok(())
 }
 
-/// How far a child's wall clock is from ours, milliseconds; not further than was said when it was set.
+/// Offset of a child's wall clock in milliseconds. Must not exceed the bound that was reported when the clock
+/// was set.
 async fn clock_offset(child: &Child) -> anyhow::Result<f64> {
     let agent = child.vm.agent().await?;
     let mut sharpest: Option<(i64, i64)> = None;
@@ -235,7 +238,7 @@ fn unix_ns() -> anyhow::Result<i64> {
     Ok(i64::try_from(now.as_nanos())?)
 }
 
-/// The connection that the parent had is an error in the child, at once, not silence.
+/// A connection of the parent is reset in the child at once.
 async fn connection_is_reset(vm: &Vm) -> anyhow::Result<()> {
     let using = vm.eval(
         "def use():\n\

@@ -1,4 +1,7 @@
-//! A driver whose every move comes from the input.
+//! A driver that is controlled by the input.
+//!
+//! The driver adds chains, rings doorbells, and saves and restores the device. [`Driver::finish`] checks the
+//! invariants at the end.
 
 use forkd_devices::testing::{Descriptor, MEMORY, QUEUE_SIZE, Rig};
 use forkd_devices::virtio::MmioTransport;
@@ -77,7 +80,7 @@ impl<'a, H: Host> Driver<'a, H> {
         }
     }
 
-    /// A chain that is whole, with buffers of sizes from the input.
+    /// Adds a well-formed chain with buffer sizes from the input.
     fn add_chain(&mut self, queue: usize) {
         let shape = self.input.u8();
         let mut readable = Vec::new();
@@ -104,7 +107,7 @@ impl<'a, H: Host> Driver<'a, H> {
         let addr = u64::from(self.input.u32()) % MEMORY as u64;
         let len = usize::from(self.input.u8());
         let data = self.input.bytes(len);
-        // What lies past the end of memory is not written.
+        // Writes past the end of memory fail, which is intended.
         let _ = self.rig.memory.write_slice(data, GuestAddress(addr));
     }
 
@@ -128,7 +131,7 @@ impl<'a, H: Host> Driver<'a, H> {
         self.rig.settle();
     }
 
-    /// Makes rooms available for the device to write to.
+    /// Offers buffers for the device to write to.
     pub(super) fn post(&mut self, queue: usize, count: usize, size: usize) {
         for _ in 0..count {
             self.rig.add(queue, &[], &[size]);
@@ -142,7 +145,7 @@ impl<'a, H: Host> Driver<'a, H> {
         self.rig.kick(queue);
     }
 
-    /// The machine goes on elsewhere. State that was saved here is good there.
+    /// Saves the device and restores it. Saved state must be accepted.
     pub(super) fn restore(&mut self) {
         let device = self.host.device(&self.rig);
         match self.rig.restore_into(device) {
@@ -152,14 +155,14 @@ impl<'a, H: Host> Driver<'a, H> {
         self.rig.settle();
     }
 
-    /// Whatever happened, nothing may be left that keeps the device thread busy.
+    /// Checks that the device thread has nothing left to do.
     pub(super) fn finish(self) {
         self.rig.settle();
         let events = self.rig.event_loop.poll_once();
         assert!(matches!(events, Ok(0)), "the device spins: {events:?}");
     }
 
-    /// The input is written over everything the driver has in memory, then the doorbell rings.
+    /// Overwrites all driver memory with the input, then rings the doorbell.
     pub(super) fn run_raw(self, data: &[u8]) {
         let (table, avail, used) = forkd_devices::testing::ring_addresses(0);
         let mut input = Input::new(data);

@@ -1,4 +1,6 @@
-//! The host side of each device.
+//! The host side of each device under test.
+//!
+//! A [`Host`] creates a device and acts as its back end, controlled by the input.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -27,13 +29,13 @@ const DISK: u64 = 256 << 10;
 pub(super) const CID: u32 = 3;
 const MAX_CLIENTS: usize = 6;
 
-/// Makes devices and acts behind them.
+/// Creates a device and acts as its back end.
 pub(super) trait Host {
     fn device(&mut self, rig: &Rig) -> Box<dyn VirtioDevice>;
     fn act(&mut self, rig: &Rig, input: &mut Input<'_>);
 }
 
-/// A file that takes no disk.
+/// A file in memory.
 pub(crate) fn memory_file() -> File {
     match rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC) {
         Ok(fd) => File::from(fd),
@@ -81,13 +83,13 @@ fn copy(file: &File) -> File {
 
 impl Host for BlockHost {
     fn device(&mut self, rig: &Rig) -> Box<dyn VirtioDevice> {
-        // The one before has to put its map away first.
+        // The top layer has to write its map first.
         let pushed = rig.transport.with(|block: &mut Block| {
             let next = new_layer();
             block.push_layer(copy(&next)).map(|()| next)
         });
         if let Some(Ok(next)) = pushed {
-            // What the old device goes on with is its own; the new one gets another.
+            // The old device goes on with its own layer; the new one gets another.
             drop(next);
             self.layers.push(new_layer());
         }
@@ -114,7 +116,8 @@ impl Host for NetHost {
         )
         .expect("descriptors are not short");
         self.peer = Some(theirs);
-        let net = Net::new(ours, NetBackend::Socket, [2; 6], RateLimit::default());
+        let backend = Some((ours, NetBackend::Socket));
+        let net = Net::new([2; 6], backend, RateLimit::default());
         Box::new(net.expect("there is no limit"))
     }
 
@@ -159,7 +162,7 @@ impl Host for BalloonHost {
             if input.u8() & 1 == 0 {
                 balloon.set_target(input.u32());
             } else {
-                // A ring that is unusable is for the next doorbell to find.
+                // An unusable ring is found at the next doorbell.
                 let _ = balloon.ask_for_stats();
             }
         });
@@ -215,7 +218,7 @@ impl Host for VsockHost {
     }
 }
 
-/// A packet with ports that are likely to belong to a connection.
+/// A packet whose ports probably belong to a connection.
 pub(super) fn vsock_packet(input: &mut Input<'_>) -> Vec<u8> {
     const FIRST_HOST_PORT: u32 = 1 << 30;
     let shape = input.u8();
@@ -247,7 +250,7 @@ pub(super) fn vsock_packet(input: &mut Input<'_>) -> Vec<u8> {
     packet
 }
 
-/// A device of a virtio type, with nothing behind it.
+/// A device of a virtio type without a back end.
 pub(crate) fn device_of_type(kind: u32, rig: &Rig) -> Option<Box<dyn VirtioDevice>> {
     Some(match kind {
         1 => NetHost::default().device(rig),

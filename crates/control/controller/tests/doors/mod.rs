@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use axum::Router;
-use forkd_controller::listen::{self, Bound, Limits, ListenAddr, Server};
+use forkd_edge::listen::{self, Bound, Limits, ListenAddr, Server};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::sync::CancellationToken;
 

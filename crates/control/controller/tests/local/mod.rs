@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forkd_controller::app::App;
-use forkd_controller::config::Config;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::config::Config;
 
 /// A daemon with everything below one directory.
 pub fn app(root: &Path) -> Arc<App> {

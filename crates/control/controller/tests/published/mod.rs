@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use forkd_controller::app::App;
+use forkd_sandboxes::app::App;
 use forkd_store::{Cpu, Manifest, MemoryManifest, Origin, SCHEMA, Source, Versions};
+use forkd_types::Engine;
 
 /// Stores a snapshot of a machine without disks, cut from a sandbox.
 pub fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
@@ -29,7 +30,7 @@ pub fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
             index: None,
         },
         disks: Vec::new(),
-        network: false,
+        engine: Engine::FORKD,
         source: Source::default(),
         parent: None,
         origin: Origin::Branch {

@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
+use forkd_channel::{Channel, ChannelError};
+use forkd_types::Engine;
 use forkd_vmm_proto::spawn::{
-    FromSpawn, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply, SpawnRequest,
+    FromSpawn, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply, SpawnRequest, Walls,
 };
 use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv,
-    send, socket,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 
 pub type Answer = Result<SpawnReply, SpawnError>;
 
@@ -19,22 +18,25 @@ pub fn stand_in(path: &Path, mut answer: impl FnMut(SpawnCommand) -> Answer + Se
     bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
     listen(&listener, 1).unwrap();
     std::thread::spawn(move || {
-        let connection = accept(&listener).unwrap();
+        let connection = Channel::from_fd(accept(&listener).unwrap());
         let mut packet = vec![0; MAX_MESSAGE];
         loop {
-            let (length, _) = recv(&connection, &mut packet[..], RecvFlags::empty()).unwrap();
-            if length == 0 {
-                return;
-            }
-            let SpawnRequest { seq, command } = decode(&packet[..length]).unwrap();
+            let received = match connection.recv(&mut packet) {
+                Ok(received) => received,
+                Err(ChannelError::Closed) => return,
+                Err(error) => panic!("{error}"),
+            };
+            let SpawnRequest { seq, command } = decode(&packet[..received.len]).unwrap();
             let result = match command {
                 SpawnCommand::Hello { .. } => Ok(SpawnReply::Hello {
                     version: SPAWN_VERSION,
+                    engine: Engine::FORKD,
+                    walls: Walls::empty(),
                 }),
                 command => answer(command),
             };
             let said = encode(&FromSpawn::Response { seq, result }).unwrap();
-            send(&connection, &said, SendFlags::NOSIGNAL).unwrap();
+            connection.send(&said, &[]).unwrap();
         }
     });
 }

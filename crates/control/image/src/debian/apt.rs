@@ -1,5 +1,7 @@
-//! An apt of our own: its lists, cache and configuration lie in the cache, so that nothing on the
-//! host is changed, while every download goes through apt's verification.
+//! A private apt.
+//!
+//! Its lists, cache and configuration lie in the forkd cache, so nothing on the host changes. Every download
+//! passes apt's verification: indexes are checked against Debian's keys, packages against the indexes.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,8 +13,8 @@ use crate::cache::{Cache, CacheError, write_atomically};
 use crate::progress::Progress;
 use crate::tools;
 
-/// Settings of the host's apt that say how to reach a mirror; everything else of the host's
-/// configuration, hooks above all, stays out.
+/// Settings of the host's apt that describe how to reach a mirror. All other host settings, hooks above all,
+/// are ignored.
 const REACH: [&str; 6] = [
     "Acquire::http::",
     "Acquire::https::",
@@ -22,7 +24,7 @@ const REACH: [&str; 6] = [
     "Acquire::Check-Date",
 ];
 
-/// A private apt, locked for us while this value lives.
+/// A private apt. It is locked for this process until the value is dropped.
 #[derive(Debug)]
 pub struct Apt {
     folder: PathBuf,
@@ -32,16 +34,14 @@ pub struct Apt {
 /// A package of the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// The SHA-256 of its file, from the signed index.
+    /// SHA-256 of the package file, from the signed index.
     pub sha256: String,
     depends: String,
 }
 
-/// Where the keys are, if they are there.
+/// The path of Debian's keys, if the file exists.
 pub fn keyring() -> Result<&'static Path, DebianError> {
     let path = Path::new(KEYRING);
     if path.exists() {
@@ -53,7 +53,7 @@ pub fn keyring() -> Result<&'static Path, DebianError> {
     }
 }
 
-/// How the host reaches its mirrors (proxies above all), as lines of an apt configuration.
+/// The host's settings for reaching mirrors, such as proxies, as lines of an apt configuration.
 pub fn reach_settings() -> Result<String, DebianError> {
     let mut command = Command::new("apt-config");
     command
@@ -69,7 +69,7 @@ pub fn reach_settings() -> Result<String, DebianError> {
 }
 
 impl Apt {
-    /// Sets up the private apt and fetches the mirror's signed indexes.
+    /// Sets up the private apt and fetches the signed indexes of the mirror.
     pub fn update(
         cache: &Cache,
         mirror: &Mirror,
@@ -133,7 +133,7 @@ impl Apt {
         command
     }
 
-    /// Looks a package up in the index.
+    /// Looks up a package in the index.
     pub fn show(&self, name: &str) -> Result<Package, DebianError> {
         let mut command = self.command("apt-cache");
         command.args(["show", "--no-all-versions", "--", name]);
@@ -149,7 +149,7 @@ impl Apt {
         parse_record(name, &text)
     }
 
-    /// Downloads a package into a folder; apt checks it against the signed index.
+    /// Downloads a package into a folder. apt checks it against the signed index.
     pub fn download(&self, package: &Package, to: &Path) -> Result<PathBuf, DebianError> {
         let mut command = self.command("apt-get");
         command.current_dir(to).args([
@@ -170,7 +170,7 @@ impl Apt {
 }
 
 impl Package {
-    /// The name of the first package it depends on that starts like this.
+    /// The first dependency whose name starts with `prefix`.
     pub fn dependency(&self, prefix: &str) -> Result<&str, DebianError> {
         self.depends
             .split([',', '|'])
@@ -183,7 +183,7 @@ impl Package {
     }
 }
 
-/// Unpacks a package's files into a folder.
+/// Unpacks the files of a package into a folder.
 pub fn unpack(deb: &Path, to: &Path) -> Result<(), DebianError> {
     let mut command = tools::bound_to_us("dpkg-deb");
     command.arg("-x").arg(deb).arg(to);

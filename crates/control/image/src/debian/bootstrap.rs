@@ -1,5 +1,6 @@
-//! A root out of Debian's packages, by mmdebstrap, as a tar archive: no mounts, and with or without
-//! being root.
+//! Builds a root from Debian's packages with mmdebstrap.
+//!
+//! The result is a tar archive. The build mounts nothing and works with and without root privileges.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,10 @@ use crate::kernel::Kernel;
 use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::root::tar::TarError;
-use crate::root::{PackageRecord, Root, RootError, RootSource, Source, tar};
+use crate::root::{ImageSource, PackageRecord, Root, RootError, RootSource, tar};
 use crate::tools;
 
-/// What no guest reads. Copyright files stay, as the licences ask for.
+/// Paths that no guest reads. Copyright files stay, because the licences demand it.
 const LEFT_OUT: [&str; 7] = [
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/info/*",
@@ -28,16 +29,13 @@ const LEFT_OUT: [&str; 7] = [
     "path-exclude=/usr/share/bug/*",
 ];
 
-/// Why there is no root.
+/// Why a root could not be built.
 #[derive(Debug, Error)]
 pub enum BootstrapError {
-    /// Packages could not be had or installed.
     #[error("Debian's packages could not be installed into the image")]
     Debian(#[from] DebianError),
-    /// What came out is not a root.
     #[error("the result of the installation cannot be used")]
     Tar(#[from] TarError),
-    /// The list of packages cannot be read.
     #[error("the image has no list of its packages")]
     NoPackages(#[source] io::Error),
 }
@@ -45,13 +43,12 @@ pub enum BootstrapError {
 /// Debian's packages as a source of roots.
 #[derive(Debug)]
 pub struct DebianRoot<'a> {
-    /// Which packages.
     pub recipe: &'a Recipe,
-    /// Whose packages are kept between builds.
+    /// The cache that keeps packages between builds.
     pub cache: &'a Cache,
-    /// Where new ones come from.
+    /// The mirror for new packages.
     pub mirror: &'a MirrorChoice,
-    /// A kernel whose modules go in.
+    /// A kernel whose modules are added.
     pub kernel: Option<&'a Kernel>,
 }
 
@@ -96,7 +93,7 @@ impl DebianRoot<'_> {
         Ok(Root {
             tree,
             packages,
-            source: Source::Debian {
+            source: ImageSource::Debian {
                 suite: suite.clone(),
                 variant: self.recipe.variant,
             },
@@ -164,8 +161,8 @@ impl DebianRoot<'_> {
         Ok(pool)
     }
 
-    /// Moves downloaded packages to where the next build finds them. apt checks them against the
-    /// signed index each time, so that one that was damaged is downloaded again.
+    /// Moves downloaded packages to the cache for the next build. apt checks them against the signed index
+    /// each time, so a damaged package is downloaded again.
     fn keep_packages(&self, work: &Path) -> Result<(), DebianError> {
         let pool = self.pool()?;
         let fresh = work.join("debs");
@@ -181,7 +178,7 @@ impl DebianRoot<'_> {
     }
 }
 
-/// mmdebstrap says much; these are the steps that take time.
+/// Lines of mmdebstrap that announce a slow step; all others are hidden.
 fn is_news(line: &str) -> bool {
     [
         "downloading",
@@ -198,7 +195,7 @@ fn make_folder(path: &Path) -> Result<(), DebianError> {
     Ok(())
 }
 
-/// A path as one word of a hook, which mmdebstrap splits as a shell does.
+/// Quotes a path for a hook, which mmdebstrap splits like a shell.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', "'\\''"))
 }

@@ -1,4 +1,8 @@
-//! Finding a Debian mirror: the one the host's own apt uses.
+//! Finds a Debian mirror.
+//!
+//! The order is `--mirror`, the sources of the host's apt with the suite replaced by [`SUITE`](super::SUITE),
+//! and the mirror that mmdebstrap knows. [`MirrorChoice`] is resolved late: a build from the cache needs no
+//! mirror.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +10,7 @@ use std::process::Command;
 use super::{DebianError, KEYRING, SUITE};
 use crate::tools;
 
-/// Names under which Debian's releases appear in a host's sources.
+/// Names of Debian's releases in a host's sources.
 const RELEASES: [&str; 11] = [
     "bullseye",
     "bookworm",
@@ -21,33 +25,32 @@ const RELEASES: [&str; 11] = [
     "unstable",
 ];
 
-/// One archive: an address and the suite to take from it.
+/// One archive: an address and a suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Archive {
-    /// Where it is.
     pub uri: String,
-    /// Which suite, such as `trixie-security`.
+    /// For example `trixie-security`.
     pub suite: String,
 }
 
-/// The archives packages come from.
+/// The archives that packages come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
     archives: Vec<Archive>,
 }
 
-/// Which mirror to use: looked for only when something is missing from the cache.
+/// Which mirror to use. Resolved only if something is missing from the cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum MirrorChoice {
-    /// The one the host's apt uses.
+    /// The mirror of the host's apt.
     #[default]
     Host,
-    /// One that was named.
+    /// The mirror that the user named.
     Given(Mirror),
 }
 
 impl MirrorChoice {
-    /// The mirror.
+    /// Finds the mirror.
     pub fn resolve(&self) -> Result<Mirror, DebianError> {
         match self {
             Self::Host => Mirror::of_host(),
@@ -57,7 +60,7 @@ impl MirrorChoice {
 }
 
 impl Mirror {
-    /// A mirror given by the user.
+    /// Parses the address that the user gave.
     pub fn given(text: &str) -> Result<Self, DebianError> {
         let known = ["http://", "https://", "file:", "mirror+file:"];
         let odd = text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '[');
@@ -76,7 +79,7 @@ impl Mirror {
         Ok(Self { archives })
     }
 
-    /// The mirror the host's apt is configured with, or else the one mmdebstrap knows.
+    /// The mirror of the host's apt, or the one that mmdebstrap knows.
     pub fn of_host() -> Result<Self, DebianError> {
         let mut apt = Command::new("apt-get");
         apt.env_remove("APT_CONFIG").args([
@@ -96,7 +99,7 @@ impl Mirror {
         Err(DebianError::NoMirror)
     }
 
-    /// The lines of a `sources.list`, each bound to Debian's own keys.
+    /// Lines of a `sources.list`, each bound to Debian's keys.
     pub fn sources(&self, keyring: &Path) -> Vec<String> {
         self.archives
             .iter()
@@ -107,7 +110,7 @@ impl Mirror {
     }
 }
 
-/// The same archive for our suite: `bookworm-security` becomes `trixie-security`.
+/// Translates a suite of the host to ours: `bookworm-security` becomes `trixie-security`.
 fn translate(suite: &str) -> Option<String> {
     let (release, pocket) = match suite.split_once(['-', '/']) {
         Some((release, pocket)) => (release, format!("-{pocket}")),
@@ -117,8 +120,8 @@ fn translate(suite: &str) -> Option<String> {
     (wanted && RELEASES.contains(&release)).then(|| format!("{SUITE}{pocket}"))
 }
 
-/// Reads apt's own account of the host's sources. Others publish suites with Debian's names, so
-/// where the host has fetched an index, its origin has to be Debian.
+/// Parses the output of `apt-get indextargets`. Other distributions publish suites with Debian's names, so an
+/// index that the host has fetched must have the origin Debian.
 fn from_index_targets(text: &str) -> Vec<Archive> {
     let mut archives: Vec<Archive> = Vec::new();
     for line in text.lines() {
@@ -138,7 +141,7 @@ fn from_index_targets(text: &str) -> Vec<Archive> {
     archives
 }
 
-/// Reads `deb [options] uri suite component…` lines.
+/// Parses lines of the form `deb [options] uri suite component…`.
 fn from_source_lines(text: &str) -> Vec<Archive> {
     let mut archives = Vec::new();
     for line in text.lines() {
@@ -170,8 +173,8 @@ fn add(archives: &mut Vec<Archive>, uri: &str, suite: &str) {
     });
 }
 
-/// The sources mmdebstrap would write by itself: what a host has to go by whose apt knows another
-/// distribution. It writes them before its set-up hook runs; the hook prints them and stops it.
+/// The sources that mmdebstrap writes by itself, for hosts whose apt knows another distribution. mmdebstrap
+/// writes them before its set-up hook runs; the hook prints them and stops mmdebstrap.
 fn mmdebstrap_default() -> String {
     let mut command = Command::new("mmdebstrap");
     command.args([

@@ -1,4 +1,7 @@
-//! Debian: where its packages come from, and how they become kernels and roots.
+//! Debian's packages as the source of kernels and roots.
+//!
+//! [`mirror`] finds an archive, [`apt`] downloads single packages, [`bootstrap`] builds a root.
+//! [`DebianError`] sorts the failures of the underlying programs into those that a user can fix.
 
 pub mod apt;
 pub mod bootstrap;
@@ -11,80 +14,55 @@ use thiserror::Error;
 use crate::cache::CacheError;
 use crate::tools::ToolError;
 
-/// The release that kernels and roots are made from.
+/// The Debian release of kernels and roots.
 pub const SUITE: &str = "trixie";
 
-/// The keys that Debian's archive is signed with.
+/// The keys of Debian's archive.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Why Debian's packages could not be had.
+/// Why Debian's packages are not available.
 #[derive(Debug, Error)]
 pub enum DebianError {
-    /// Nothing says where a Debian mirror is.
     #[error("no Debian mirror is configured on this host")]
     NoMirror,
-    /// A given mirror is not an address.
     #[error("{text:?} is not the address of a mirror: expected http://, https:// or file:")]
-    BadMirror {
-        /// What was given.
-        text: String,
-    },
-    /// The keys are not there.
+    BadMirror { text: String },
     #[error("the keys of Debian's archive are not at {}", path.display())]
     NoKeyring {
-        /// Where they should be.
+        /// The expected path.
         path: PathBuf,
     },
-    /// A signature is missing or wrong.
     #[error("the signature of the Debian mirror cannot be verified: {detail}")]
     Signature {
-        /// What the program said.
         detail: String,
-        /// The program's failure.
         #[source]
         source: ToolError,
     },
-    /// The mirror did not answer.
     #[error("the Debian mirror cannot be reached: {detail}")]
     Unreachable {
-        /// What the program said.
         detail: String,
-        /// The program's failure.
         #[source]
         source: ToolError,
     },
-    /// The disk is full.
     #[error("there is no space left in {}", folder.display())]
     NoSpace {
-        /// Where something was being written.
+        /// The folder that was being written.
         folder: PathBuf,
-        /// The program's failure.
         #[source]
         source: ToolError,
     },
-    /// A package that does not exist.
     #[error("Debian {SUITE} has no package {package}")]
-    NoPackage {
-        /// Its name.
-        package: String,
-    },
-    /// A package's record lacks what we look for.
+    NoPackage { package: String },
     #[error("the record of the package {package} {what}")]
-    OddPackage {
-        /// Its name.
-        package: String,
-        /// What is wrong with it.
-        what: &'static str,
-    },
+    OddPackage { package: String, what: &'static str },
     /// A program failed in a way we know nothing about.
     #[error("a program of the host failed")]
     Tool(#[from] ToolError),
-    /// The cache cannot be used.
     #[error("the package cache cannot be used")]
     Cache(#[from] CacheError),
 }
 
-/// Sorts a program's failure into the ones people can do something about.
+/// Sorts a failure of a program into the cases that a user can fix.
 fn classify(error: ToolError, folder: &std::path::Path) -> DebianError {
     const SIGNATURE: [&str; 6] = [
         "NO_PUBKEY",
@@ -127,7 +105,7 @@ fn classify(error: ToolError, folder: &std::path::Path) -> DebianError {
     }
 }
 
-/// apt marks what went wrong with `E:`, and what it found odd on the way with `W:`.
+/// apt prefixes errors with `E:` and warnings with `W:`.
 fn first_error(tail: &str) -> String {
     let lines = || tail.split("; ");
     lines()

@@ -1,13 +1,16 @@
-//! What every image gets beyond its packages, and what it loses.
+//! Completes the tree of an image after its packages are installed.
+//!
+//! Adds the recipe's files, the environment and a host name; removes caches, logs and identities that an
+//! installation leaves behind.
 
 use crate::recipe::Recipe;
 use crate::root::tree::{Content, Meta, Node, Tree, TreeError};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Until the agent gives a guest a name of its own.
+/// Valid until the agent gives the guest its own name.
 const HOSTNAME: &str = "forkd";
 
-/// Folders whose content only matters while packages are installed, or that are mounted over.
+/// Folders that are needed only during the installation, or that are mounted over.
 const EMPTIED: [&str; 9] = [
     "dev",
     "proc",
@@ -63,12 +66,12 @@ pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
     Ok(())
 }
 
-/// Over what is there, and over a link that leads elsewhere.
+/// Writes a file over the existing one, or over a link.
 fn put(tree: &mut Tree, path: &str, text: &str) -> Result<(), TreeError> {
     tree.put_text(path, 0o644, text)
 }
 
-/// `KEY=VALUE` lines; the recipe has the last word on the path too.
+/// `KEY=VALUE` lines. The recipe may override `PATH`, too.
 fn environment(recipe: &Recipe) -> String {
     let mut env = recipe.env.clone();
     env.entry("PATH".into()).or_insert_with(|| PATH.into());

@@ -1,4 +1,7 @@
-//! Images: a recipe as an ext4 disk.
+//! Images: an ext4 disk built from a recipe.
+//!
+//! A [`RootSource`](crate::root::RootSource) provides the files, [`finish`] completes them, `root::ext4`
+//! writes the disk, and [`record`] describes the result in `image.json`. A finished image is read-only.
 
 pub mod finish;
 pub mod record;
@@ -15,66 +18,48 @@ use crate::recipe::{Recipe, RecipeError};
 use crate::root::ext4::{self, Disk, Ext4Error};
 use crate::root::tree::TreeError;
 use crate::root::{Root, RootError, RootSource};
+use forkd_formats::image::ImageRecordError;
 use record::ImageRecord;
 
-/// Part of every key: raised when the builder would make another image of the same recipe.
+/// Part of every key. Raised when the builder would make another image from the same recipe.
 const LAYOUT: &[u8] = b"image 1";
-/// The disk's name in an image folder.
-pub const DISK: &str = "root.ext4";
-/// The record's name in an image folder.
-pub const RECORD: &str = "image.json";
+pub use forkd_formats::image::{DISK, RECORD};
 
-/// Why there is no image.
+/// Why an image could not be built.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// The recipe cannot be used.
     #[error("the recipe cannot be used")]
     Recipe(#[from] RecipeError),
-    /// The source gave no root.
     #[error("the image {name} has no root")]
     Root {
-        /// The recipe.
         name: String,
-        /// Why not.
         #[source]
         source: RootError,
     },
-    /// What the builder adds does not fit.
     #[error("the image {name} cannot be completed")]
     Finish {
-        /// The recipe.
         name: String,
-        /// Why not.
         #[source]
         source: TreeError,
     },
-    /// The disk cannot be written.
     #[error("the image {name} has no disk")]
     Ext4 {
-        /// The recipe.
         name: String,
-        /// Why not.
         #[source]
         source: Ext4Error,
     },
-    /// A file cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
         action: &'static str,
-        /// To what.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
     /// The folder of an image has no valid record.
-    #[error("{} is not an image of this version: {reason}", path.display())]
+    #[error("{} does not describe an image", path.display())]
     Record {
-        /// The record.
         path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
+        source: ImageRecordError,
     },
     /// The cache cannot be used.
     #[error("the image cache cannot be used")]
@@ -93,33 +78,29 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Imag
 /// An image in a folder: `root.ext4` and `image.json`.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The folder.
     pub folder: PathBuf,
-    /// What is in it.
     pub record: ImageRecord,
 }
 
 impl Image {
-    /// An image folder that was made before.
+    /// Opens a finished image.
     pub fn open(folder: &Path) -> Result<Self, ImageError> {
         let path = folder.join(RECORD);
         let text = std::fs::read(&path).map_err(io_error("read", &path))?;
         let record =
-            ImageRecord::parse(&text).map_err(|reason| ImageError::Record { path, reason })?;
+            ImageRecord::parse(&text).map_err(|source| ImageError::Record { path, source })?;
         Ok(Self {
             folder: folder.to_owned(),
             record,
         })
     }
 
-    /// The disk.
     pub fn disk(&self) -> PathBuf {
         self.folder.join(DISK)
     }
 }
 
-/// Builds a recipe on a root from a source, once: the image is then taken from the cache until
-/// `refresh`.
+/// Builds an image of a recipe on a root. Later calls return the cached image until `refresh` is set.
 pub fn build(
     cache: &Cache,
     recipe: &Recipe,
@@ -145,7 +126,7 @@ pub fn build(
     Image::open(&folder)
 }
 
-/// Everything behind the source: completes the tree, writes the disk and the record.
+/// Completes the tree, and writes the disk and the record.
 fn write(
     recipe: &Recipe,
     mut root: Root,
@@ -174,7 +155,7 @@ fn write(
     read_only(&path)?;
     let digest = digest::of_file(&path).map_err(io_error("read", &path))?;
     step.done(&format!("{} MiB in use", allocated_mib(&path)?));
-    let mut record = ImageRecord::new(recipe, root, digest);
+    let mut record = record::new(recipe, root, digest);
     record.uuid = uuid_text(&uuid);
     let path = staging.join(RECORD);
     std::fs::write(&path, record.to_json()).map_err(io_error("write", &path))?;
@@ -184,7 +165,7 @@ fn write(
     ))
 }
 
-/// Guests write to layers of their own: a write to the cache's copy is a mistake.
+/// Guests write to layers of their own, so a write to the cached disk is always a mistake.
 fn read_only(path: &Path) -> Result<(), ImageError> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o444))
@@ -197,7 +178,7 @@ fn allocated_mib(path: &Path) -> Result<u64, ImageError> {
     Ok((meta.blocks() * 512) >> 20)
 }
 
-/// A UUID that the content decides, marked as version 8 ("custom").
+/// A UUID derived from the content, marked as version 8 ("custom").
 fn uuid(parts: &[&[u8]]) -> [u8; 16] {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -249,7 +230,7 @@ mod tests {
         let root = Root {
             tree,
             packages: vec![package.clone()],
-            source: crate::root::Source::Debian {
+            source: crate::root::ImageSource::Debian {
                 suite: "trixie".into(),
                 variant: crate::recipe::Variant::Minbase,
             },

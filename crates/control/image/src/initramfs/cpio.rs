@@ -1,19 +1,18 @@
-//! The archive format the kernel unpacks into its first root: cpio, "newc".
+//! Writes the archive that the kernel unpacks into its first root: cpio, format "newc".
 //!
-//! The same entries give the same bytes: times are zero, inode numbers count up from one.
+//! The same entries give the same bytes: times are zero, and inode numbers count up from one.
 
 use std::io::{self, Write};
 
 const MAGIC: &str = "070701";
 const TRAILER: &str = "TRAILER!!!";
-/// The kernel reads archives in any length; other readers expect whole blocks.
+/// The kernel accepts any length; other readers expect whole blocks.
 const BLOCK: u64 = 512;
 
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER: u32 = 0o020_000;
 
-/// Writes an archive.
 #[derive(Debug)]
 pub struct CpioWriter<W> {
     out: W,
@@ -30,7 +29,6 @@ struct Header<'a> {
 }
 
 impl<W: Write> CpioWriter<W> {
-    /// An empty archive.
     pub fn new(out: W) -> Self {
         Self {
             out,
@@ -39,7 +37,7 @@ impl<W: Write> CpioWriter<W> {
         }
     }
 
-    /// A folder.
+    /// Adds a folder.
     pub fn directory(&mut self, path: &str, permissions: u32) -> io::Result<()> {
         self.header(&Header {
             path,
@@ -50,7 +48,7 @@ impl<W: Write> CpioWriter<W> {
         })
     }
 
-    /// A file.
+    /// Adds a file.
     pub fn file(&mut self, path: &str, permissions: u32, content: &[u8]) -> io::Result<()> {
         let size = u32::try_from(content.len()).map_err(|_| {
             io::Error::new(
@@ -69,7 +67,7 @@ impl<W: Write> CpioWriter<W> {
         self.pad(4)
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub fn character_device(
         &mut self,
         path: &str,
@@ -85,7 +83,7 @@ impl<W: Write> CpioWriter<W> {
         })
     }
 
-    /// Ends the archive and gives the writer back.
+    /// Ends the archive and returns the writer.
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.record(
@@ -157,9 +155,9 @@ impl<W: Write> CpioWriter<W> {
 
 #[cfg(test)]
 pub mod reader {
-    //! The other half, for round trips.
+    //! A reader for round-trip tests.
 
-    /// What an archive holds.
+    /// An entry of an archive.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Entry {
         pub path: String,

@@ -1,4 +1,7 @@
-//! The first root of a guest: the modules that lead to its disk, and the agent.
+//! The initramfs: the kernel modules that lead to the root disk, and the agent.
+//!
+//! The archive is uncompressed, because the host has it in its page cache. Modules are listed in load order
+//! in `/lib/modules/load-order`; the agent is `/init`.
 
 pub mod cpio;
 
@@ -15,12 +18,12 @@ use crate::kernel::{Kernel, KernelError};
 use crate::progress::Progress;
 use cpio::CpioWriter;
 
-/// Part of every key: raised when the layout inside changes.
+/// Part of every key. Raised when the layout of the archive changes.
 const LAYOUT: &[u8] = b"initramfs 1";
-/// The file's name in the cache.
+/// File name in the cache.
 const FILE: &str = "initramfs.cpio";
 
-/// Who the initramfs is for.
+/// The kind of VM that an initramfs is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// A microVM: virtio-mmio devices.
@@ -30,7 +33,6 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Guest => "guest",
@@ -38,7 +40,7 @@ impl Flavour {
         }
     }
 
-    /// The modules without which it does not come up, in the order they are wanted.
+    /// The required modules, in load order.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Self::Guest => &[
@@ -81,45 +83,34 @@ impl Flavour {
     }
 }
 
-/// Why there is no initramfs.
+/// Why an initramfs could not be built.
 #[derive(Debug, Error)]
 pub enum InitramfsError {
-    /// The agent cannot be read.
     #[error("the agent {} cannot be read", path.display())]
     Agent {
-        /// Where it should be.
+        /// The expected path.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// The agent is not a program that runs without libraries.
     #[error("the agent {} is not a static x86_64 program", path.display())]
-    NotStatic {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file cannot be written.
+    NotStatic { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// A module is missing.
     #[error("the modules for the initramfs are not complete")]
     Modules(#[from] ModulesError),
-    /// The kernel cannot be used.
     #[error("the kernel cannot be used")]
     Kernel(#[from] KernelError),
-    /// The cache cannot be used.
     #[error("the cache cannot be used")]
     Cache(#[from] CacheError),
 }
 
-/// Assembles the initramfs for a kernel and an agent, once per content.
+/// Assembles the initramfs for a kernel and an agent. Later calls with the same content return the cached
+/// file.
 pub fn build(
     cache: &Cache,
     kernel: &Kernel,
@@ -151,7 +142,7 @@ pub fn build(
     Ok(folder.join(FILE))
 }
 
-/// The archive: folders to mount on, the modules in load order, and the agent as `/init`.
+/// Builds the archive: mount points, the modules in load order, and the agent as `/init`.
 fn assemble(modules: &[LoadedModule], agent: &[u8]) -> io::Result<Vec<u8>> {
     let mut writer = CpioWriter::new(Vec::new());
     let folders: BTreeSet<&str> = [

@@ -1,39 +1,37 @@
-//! Taking the uncompressed kernel out of a bzImage.
+//! Extracts the uncompressed kernel from a bzImage.
 //!
-//! The boot protocol's setup header says where the compressed payload lies and how long it is; its
-//! first bytes say how it is compressed.
+//! The setup header of the boot protocol contains offset and length of the compressed payload. The first
+//! bytes of the payload identify the compression.
 
 use std::io::{self, Read};
 
 use thiserror::Error;
 
-/// The boot protocol's signature, at this offset in the file.
+/// The boot protocol's signature and its offset.
 const HEADER_MAGIC: (usize, &[u8; 4]) = (0x202, b"HdrS");
 const SETUP_SECTS: usize = 0x1f1;
 const PROTOCOL: usize = 0x206;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
 const SECTOR: usize = 512;
-/// The first protocol version that has the payload fields.
+/// The first protocol version with payload fields.
 const FIRST_PROTOCOL: u16 = 0x0208;
-/// A kernel is tens of megabytes; a payload that claims to be more than this is not one.
+/// Upper bound on the uncompressed size. Kernels have tens of megabytes.
 const MAX_KERNEL: u64 = 1 << 30;
 
-/// How a kernel payload is compressed.
+/// The compression of a kernel payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// gzip.
     Gzip,
-    /// xz, with the x86 filter that kernels use.
+    /// xz with the x86 filter.
     Xz,
-    /// Zstandard.
     Zstd,
     /// The legacy LZ4 stream.
     Lz4,
 }
 
 impl Compression {
-    /// The name the kernel's configuration uses, in lower case.
+    /// The name in the kernel's configuration, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
@@ -44,35 +42,23 @@ impl Compression {
     }
 }
 
-/// Why a file is not a bzImage we can read.
+/// Why a bzImage is rejected.
 #[derive(Debug, Error)]
 pub enum BzImageError {
-    /// No setup header.
     #[error("there is no boot header at offset 0x202")]
     NoHeader,
-    /// A boot protocol from before 2008.
     #[error(
         "boot protocol {major}.{minor:02} does not say where the kernel is: 2.08 is the oldest that does"
     )]
-    TooOld {
-        /// Major version.
-        major: u8,
-        /// Minor version.
-        minor: u8,
-    },
-    /// The payload lies outside of the file.
+    TooOld { major: u8, minor: u8 },
     #[error(
         "the header places the kernel at {offset}+{length}, past the end of the file ({size} bytes)"
     )]
     OutOfFile {
-        /// Where it should start.
         offset: usize,
-        /// How long it should be.
         length: usize,
-        /// How long the file is.
         size: usize,
     },
-    /// A compression we do not know.
     #[error(
         "the kernel is compressed in an unknown way (first bytes {magic:02x?}): gzip, xz, zstd and lz4 are known"
     )]
@@ -80,24 +66,21 @@ pub enum BzImageError {
         /// The first bytes of the payload.
         magic: Vec<u8>,
     },
-    /// The payload does not decompress.
     #[error("the {} kernel does not decompress", compression.name())]
     Decompress {
-        /// How it is compressed.
         compression: Compression,
-        /// What the decoder said.
         #[source]
         source: io::Error,
     },
 }
 
-/// Whether the file starts like a bzImage.
+/// Whether the file has the signature of a bzImage.
 pub fn is_bzimage(file: &[u8]) -> bool {
     let (offset, magic) = HEADER_MAGIC;
     file.get(offset..offset + magic.len()) == Some(magic)
 }
 
-/// The uncompressed payload and how it was compressed.
+/// Returns the uncompressed payload and its compression.
 pub fn extract(file: &[u8]) -> Result<(Vec<u8>, Compression), BzImageError> {
     let payload = payload(file)?;
     let compression = detect(payload)?;
@@ -163,8 +146,8 @@ fn detect(payload: &[u8]) -> Result<Compression, BzImageError> {
         })
 }
 
-/// Decompresses one stream. The kernel's build puts the plain size behind it, which no decoder
-/// wants to see, so reading stops at the end of the first stream.
+/// Decompresses one stream. The kernel's build appends the uncompressed size, so reading stops at the end of
+/// the first stream.
 fn decompress(payload: &[u8], compression: Compression) -> io::Result<Vec<u8>> {
     match compression {
         Compression::Gzip => bounded(flate2::bufread::GzDecoder::new(payload)),
@@ -190,7 +173,8 @@ fn too_large() -> io::Error {
     )
 }
 
-/// The legacy LZ4 stream: the magic, then blocks of 8 MiB plain text, each with its packed length.
+/// Decodes the legacy LZ4 stream: a magic number, then blocks of 8 MiB plain text, each after its packed
+/// length.
 fn lz4_legacy(payload: &[u8]) -> io::Result<Vec<u8>> {
     const BLOCK: usize = 8 << 20;
     let mut plain = Vec::new();
@@ -220,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// A file with a setup header, two setup sectors, some code, and then the payload.
+    /// A file with a setup header, two setup sectors, some code, and the payload.
     fn made_up(payload: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 3 * SECTOR];
         file[SETUP_SECTS] = 2;

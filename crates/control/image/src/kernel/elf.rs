@@ -1,4 +1,7 @@
-//! What we need to know of ELF files: whether a kernel can be booted, what a module asks for.
+//! Reads the needed parts of ELF files: kernels, modules and programs.
+//!
+//! [`inspect_kernel`] returns version, PVH entry and length of a kernel, [`inspect_module`] the dependencies
+//! of a module. Input is untrusted and parsed with the `object` crate.
 
 use std::collections::BTreeSet;
 
@@ -7,38 +10,34 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader, SectionHeader};
 use object::{Endianness, LittleEndian, Object, ObjectSection};
 use thiserror::Error;
 
-/// `XEN_ELFNOTE_PHYS32_ENTRY`: the note that says where a PVH boot starts.
+/// `XEN_ELFNOTE_PHYS32_ENTRY`: the entry point of a PVH boot.
 const PVH_NOTE: u32 = 18;
-/// The text every kernel carries, in front of its version.
+/// The text in front of the version in every kernel.
 const BANNER: &[u8] = b"Linux version ";
 
-/// Why an ELF file is of no use as a kernel or a module.
+/// Why an ELF file is rejected as a kernel or a module.
 #[derive(Debug, Error)]
 pub enum ElfError {
-    /// It is not ELF, or damaged.
     #[error("it is not a 64-bit little-endian ELF file")]
     Malformed(#[source] object::read::Error),
-    /// It has no code to load.
     #[error("the ELF file has no loadable segment")]
     NothingToLoad,
-    /// A kernel that does not say its version.
     #[error("the ELF file does not say its Linux version")]
     NoVersion,
 }
 
-/// What is known of an uncompressed kernel.
+/// Properties of an uncompressed kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelElf {
     /// The release, as `uname -r` prints it.
     pub version: String,
-    /// Where a PVH boot starts, if the kernel can do it.
+    /// Entry point of a PVH boot, if the kernel supports it.
     pub pvh_entry: Option<u64>,
-    /// How long the ELF file is. What a bzImage carries behind it are relocations that only its
-    /// own decompressor uses.
+    /// Length of the ELF file. A bzImage carries relocations behind it that only its own decompressor uses.
     pub length: usize,
 }
 
-/// Looks at an uncompressed kernel.
+/// Parses an uncompressed kernel.
 pub fn inspect_kernel(file: &[u8]) -> Result<KernelElf, ElfError> {
     let header = FileHeader64::<LittleEndian>::parse(file).map_err(ElfError::Malformed)?;
     let endian = header.endian().map_err(ElfError::Malformed)?;
@@ -69,7 +68,7 @@ pub fn inspect_kernel(file: &[u8]) -> Result<KernelElf, ElfError> {
     })
 }
 
-/// Where the last thing ends that a header of the file speaks of.
+/// The end of the last part that a header of the file refers to.
 fn length(header: &FileHeader64<LittleEndian>, file: &[u8]) -> Result<usize, ElfError> {
     let endian = LittleEndian;
     let segments = header
@@ -94,8 +93,7 @@ fn length(header: &FileHeader64<LittleEndian>, file: &[u8]) -> Result<usize, Elf
     Ok(usize::try_from(end).unwrap_or(usize::MAX).min(file.len()))
 }
 
-/// Whether a file is an x86_64 program that needs no interpreter, so that it runs where there are no
-/// libraries.
+/// Whether a file is an x86_64 program without an interpreter, which runs without libraries.
 pub fn is_static_program(file: &[u8]) -> bool {
     let Ok(header) = FileHeader64::<LittleEndian>::parse(file) else {
         return false;
@@ -155,16 +153,16 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     }
 }
 
-/// What a module's `.modinfo` section says about other modules.
+/// Dependencies in a module's `.modinfo` section.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModuleNeeds {
-    /// Modules whose symbols it uses.
+    /// Modules whose symbols this module uses.
     pub depends: BTreeSet<String>,
-    /// Modules that it wants loaded before, where they exist.
+    /// Modules to load before this one, if they exist.
     pub wants: BTreeSet<String>,
 }
 
-/// Looks at an uncompressed module.
+/// Parses an uncompressed module.
 pub fn inspect_module(file: &[u8]) -> Result<ModuleNeeds, ElfError> {
     let elf = ElfFile64::<Endianness>::parse(file).map_err(ElfError::Malformed)?;
     let Some(section) = elf.section_by_name(".modinfo") else {

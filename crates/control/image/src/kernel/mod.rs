@@ -1,4 +1,7 @@
-//! Guest kernels: Debian's cloud kernel, or one of the user's own.
+//! Guest kernels: Debian's cloud kernel, or a kernel of the user.
+//!
+//! A [`Kernel`] is a folder with `vmlinux`, `kernel.json` and optional parts. [`debian`] downloads and
+//! unpacks the package; [`own`] imports a file. Both store the result in the cache under its content.
 
 pub mod bzimage;
 pub mod elf;
@@ -23,70 +26,44 @@ use elf::ElfError;
 use modules::{Modules, ModulesError};
 use record::{KernelRecord, KernelSource, ModuleRecord};
 
-/// Debian's package that always depends on the newest cloud kernel.
+/// Debian's package that depends on the newest cloud kernel.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
-/// Part of every key: raised when the layout of a kernel folder changes.
+/// Part of every key. Raised when the layout of a kernel folder changes.
 const LAYOUT: &[u8] = b"kernel 1";
 
-/// Why there is no kernel.
+/// Why a kernel is not available.
 #[derive(Debug, Error)]
 pub enum KernelError {
-    /// A file cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
         action: &'static str,
-        /// To what.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// The file is neither form of a kernel.
+    /// The file is neither an ELF kernel nor a bzImage.
     #[error("{} is neither an ELF vmlinux nor a bzImage", path.display())]
-    UnknownFormat {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The bzImage cannot be read.
+    UnknownFormat { path: PathBuf },
     #[error("the kernel cannot be taken out of {}", path.display())]
     BzImage {
-        /// The file.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: BzImageError,
     },
-    /// The kernel is not one.
     #[error("{} does not hold a bootable kernel", path.display())]
     Elf {
-        /// The file.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: ElfError,
     },
-    /// The package does not have what a kernel package has.
     #[error("the kernel package has no {what}")]
-    Incomplete {
-        /// What was looked for.
-        what: &'static str,
-    },
-    /// The folder of a kernel has no valid record.
+    Incomplete { what: &'static str },
     #[error("{} is not a kernel folder of this version: {reason}", path.display())]
-    Record {
-        /// The record.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The modules cannot be used.
+    Record { path: PathBuf, reason: String },
     #[error("the modules of the kernel cannot be used")]
     Modules(#[from] ModulesError),
-    /// The package cannot be had.
     #[error("Debian's kernel could not be downloaded")]
     Debian(#[from] DebianError),
-    /// The cache cannot be used.
     #[error("the kernel cache cannot be used")]
     Cache(#[from] CacheError),
 }
@@ -100,18 +77,15 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Kern
     }
 }
 
-/// A kernel in a folder: `vmlinux`, `kernel.json`, and where they exist `vmlinuz`, `config` and
-/// `modules/`.
+/// A kernel in a folder: `vmlinux` and `kernel.json`; optionally `vmlinuz`, `config` and `modules/`.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// The folder.
     pub folder: PathBuf,
-    /// What is in it.
     pub record: KernelRecord,
 }
 
 impl Kernel {
-    /// A kernel folder that was made before.
+    /// Opens a finished kernel folder.
     pub fn open(folder: &Path) -> Result<Self, KernelError> {
         let path = folder.join("kernel.json");
         let text = std::fs::read(&path).map_err(io_error("read", &path))?;
@@ -123,12 +97,11 @@ impl Kernel {
         })
     }
 
-    /// The uncompressed ELF kernel.
     pub fn vmlinux(&self) -> PathBuf {
         self.folder.join("vmlinux")
     }
 
-    /// The bzImage, which a user's own ELF kernel does not have.
+    /// The bzImage. `None` for an ELF kernel of the user.
     pub fn vmlinuz(&self) -> Option<PathBuf> {
         self.record
             .files
@@ -136,7 +109,6 @@ impl Kernel {
             .then(|| self.folder.join("vmlinuz"))
     }
 
-    /// Its modules.
     pub fn modules(&self) -> Result<Modules, KernelError> {
         let folder = self.folder.join("modules");
         if folder.is_dir() {
@@ -147,7 +119,7 @@ impl Kernel {
     }
 }
 
-/// Debian's cloud kernel, downloaded once and then taken from the cache until `refresh`.
+/// Debian's cloud kernel. Later calls return the cached kernel until `refresh` is set.
 pub fn debian(
     cache: &Cache,
     mirror: &MirrorChoice,
@@ -212,7 +184,7 @@ fn download(
     Ok(content_key(&record))
 }
 
-/// The user's own kernel, ELF or bzImage, with or without modules.
+/// A kernel of the user, ELF or bzImage, with or without modules.
 pub fn own(
     cache: &Cache,
     kernel: &Path,
@@ -253,7 +225,7 @@ fn content_key(record: &KernelRecord) -> Key {
     Key::new(&record.version, &[LAYOUT, record.content().as_bytes()])
 }
 
-/// Takes `vmlinux` out of `vmlinuz` where that is what there is, and writes the record.
+/// Extracts `vmlinux` from `vmlinuz` if necessary, and writes the record.
 fn finish(staging: &Path, source: KernelSource) -> Result<KernelRecord, KernelError> {
     let bzimage = staging.join("vmlinuz");
     let path = staging.join("vmlinux");
@@ -322,7 +294,7 @@ fn find_by_prefix(folder: &Path, prefix: &str, what: &'static str) -> Result<Pat
         .ok_or(KernelError::Incomplete { what })
 }
 
-/// Names, sizes and times of a module folder: enough to notice that it changed.
+/// Names, sizes and times of a module folder. They change when the folder changes.
 fn modules_fingerprint(folder: &Path) -> Result<Vec<u8>, KernelError> {
     use std::os::unix::fs::MetadataExt;
     let mut text = String::new();
@@ -339,7 +311,7 @@ fn modules_fingerprint(folder: &Path) -> Result<Vec<u8>, KernelError> {
     Ok(text.into_bytes())
 }
 
-/// Copies folders and plain files; links lead out of a module folder and are left.
+/// Copies folders and plain files. Links lead out of a module folder and are skipped.
 pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<(), KernelError> {
     std::fs::create_dir_all(to).map_err(io_error("make the folder", to))?;
     for entry in std::fs::read_dir(from).map_err(io_error("read", from))? {

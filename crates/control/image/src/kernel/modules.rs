@@ -1,4 +1,7 @@
-//! The modules of a kernel, and which of them a guest needs in which order.
+//! The modules of a kernel, and their load order.
+//!
+//! [`Modules::closure`] returns the requested modules and their dependencies, each after the modules that it
+//! needs. Built-in modules are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -9,38 +12,30 @@ use thiserror::Error;
 
 use super::elf::{self, ElfError};
 
-/// A module is at most a few megabytes.
+/// Upper bound on one module. Real ones have a few megabytes.
 const MAX_MODULE: u64 = 256 << 20;
 
-/// Why the modules of a kernel cannot be used.
+/// Why the modules of a kernel are rejected.
 #[derive(Debug, Error)]
 pub enum ModulesError {
-    /// A file or folder cannot be read.
     #[error("{} cannot be read", path.display())]
     Read {
-        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// A file is not a module.
     #[error("{} is not a kernel module", path.display())]
     NotAModule {
-        /// The file.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: ElfError,
     },
-    /// A module that is needed is neither there nor built in.
+    /// A required module is neither a file nor built in.
     #[error("the module {name} is neither in {} nor built into the kernel{}", folder.display(), needed_by(by))]
     Missing {
-        /// The module.
         name: String,
-        /// The module that asks for it, if it is not asked for directly.
+        /// The module that needs it. `None` if it was requested directly.
         by: Option<String>,
-        /// Where it was looked for.
         folder: PathBuf,
     },
 }
@@ -51,7 +46,7 @@ fn needed_by(by: &Option<String>) -> String {
         .unwrap_or_default()
 }
 
-/// A module's name: dashes and underscores are the same to the kernel.
+/// The canonical name of a module: the kernel treats dashes and underscores alike.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -70,21 +65,20 @@ pub struct Modules {
     folder: PathBuf,
     files: BTreeMap<String, PathBuf>,
     builtin: BTreeSet<String>,
-    /// A kernel that came without modules is taken to have everything built in.
+    /// A kernel that came without modules is assumed to have all of them built in.
     everything_builtin: bool,
 }
 
-/// One module, ready to be loaded.
+/// A module that is ready to be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedModule {
-    /// Its name.
     pub name: String,
-    /// The plain ELF file.
+    /// The uncompressed ELF file.
     pub content: Vec<u8>,
 }
 
 impl Modules {
-    /// The modules in a folder such as `/lib/modules/6.12.1`.
+    /// Opens a folder such as `/lib/modules/6.12.1`.
     pub fn open(folder: &Path) -> Result<Self, ModulesError> {
         let mut modules = Self {
             folder: folder.to_owned(),
@@ -133,7 +127,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Every module's name and its path below the folder.
+    /// Name and path of every module.
     pub fn list(&self) -> impl Iterator<Item = (&str, &Path)> {
         self.files.iter().map(|(name, path)| {
             let below = path.strip_prefix(&self.folder).unwrap_or(path);
@@ -141,8 +135,7 @@ impl Modules {
         })
     }
 
-    /// The wanted modules and everything they need, each after what it needs. Modules that are
-    /// built into the kernel are left out.
+    /// The requested modules and their dependencies, in load order. Built-in modules are left out.
     pub fn closure(&self, wanted: &[&str]) -> Result<Vec<LoadedModule>, ModulesError> {
         let mut walk = Walk {
             modules: self,

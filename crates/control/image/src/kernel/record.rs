@@ -1,4 +1,7 @@
-//! `kernel.json`: what a kernel folder holds and where it came from.
+//! `kernel.json`: content and origin of a kernel folder.
+//!
+//! `schema` is the version of the format; other versions are refused. Two kernels with equal
+//! [`KernelRecord::content`] are the same kernel.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,62 +10,51 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::FileDigest;
 
-/// The version of the record's format.
 pub const SCHEMA: u32 = 1;
 
-/// What is known of a kernel.
+/// Content of `kernel.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRecord {
-    /// The version of this format.
     pub schema: u32,
     /// The release, as `uname -r` prints it.
     pub version: String,
-    /// Where it came from.
     pub source: KernelSource,
-    /// Where a PVH boot starts; absent if the kernel cannot do it.
+    /// Entry point of a PVH boot. `None` if the kernel does not support it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pvh_entry: Option<u64>,
-    /// How the bzImage was compressed; absent for an ELF kernel.
+    /// Compression of the bzImage. `None` for an ELF kernel.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub compression: Option<String>,
     /// `vmlinux` and, where they exist, `vmlinuz` and `config`.
     pub files: BTreeMap<String, FileDigest>,
-    /// Every module, by name.
     pub modules: Vec<ModuleRecord>,
 }
 
-/// Where a kernel came from.
+/// The origin of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum KernelSource {
-    /// A package of Debian.
     Debian {
-        /// The release of Debian.
         suite: String,
-        /// The package.
         package: String,
-        /// Its version.
         version: String,
-        /// Its digest in Debian's signed index.
+        /// SHA-256 of the package, from Debian's signed index.
         sha256: String,
     },
     /// A file of the user.
-    Own {
-        /// Where it was.
-        path: PathBuf,
-    },
+    Own { path: PathBuf },
 }
 
-/// One module.
+/// One module of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleRecord {
-    /// Its name, with underscores.
+    /// With underscores instead of dashes.
     pub name: String,
-    /// Its path below `modules/`.
+    /// Relative to `modules/`.
     pub path: PathBuf,
-    /// The file as it is stored, usually compressed.
+    /// The file as stored, usually compressed.
     #[serde(flatten)]
     pub file: FileDigest,
 }
@@ -80,7 +72,7 @@ impl KernelRecord {
         }
     }
 
-    /// Reads a record; the error is the reason in words.
+    /// Parses a record. The error is the reason in words.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {
@@ -96,12 +88,11 @@ impl KernelRecord {
         serde_json::from_slice(text).map_err(|error| error.to_string())
     }
 
-    /// The record as text.
     pub fn to_json(&self) -> String {
         format!("{:#}\n", serde_json::json!(self))
     }
 
-    /// Everything that makes two kernels the same, wherever they came from.
+    /// The fields that identify a kernel, without its origin.
     pub(super) fn content(&self) -> String {
         serde_json::json!([self.version, self.files, self.modules]).to_string()
     }

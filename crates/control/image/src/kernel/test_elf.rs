@@ -1,4 +1,4 @@
-//! Small ELF files for tests.
+//! Builds small ELF files for tests.
 
 /// An ELF file with one section, `.modinfo`.
 pub fn module_file(modinfo: &str) -> Vec<u8> {

@@ -1,4 +1,6 @@
-//! A [`Tree`] as an ext4 file system in a plain file.
+//! Writes a [`Tree`] as an ext4 file system into a plain file.
+//!
+//! The writer mounts nothing. e2fsck checks the result; an image with faults is never used.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,54 +16,46 @@ use super::tree::{Inode, Meta, Node, Tree};
 use crate::tools::{self, ToolError};
 
 const BLOCK: u64 = 4096;
-/// Inodes that are left free for the guest, at the least.
+/// Lower bound on free inodes for the guest.
 const SPARE_INODES: u32 = 16_384;
 
-/// Why there is no disk.
+/// Why a disk could not be written.
 #[derive(Debug, Error)]
 pub enum Ext4Error {
-    /// What is in the image does not fit.
     #[error("the image needs at least {needed} MiB, and disk_mib is {given}")]
     TooSmall {
-        /// What it takes.
+        /// Bytes that the content needs.
         needed: u64,
-        /// What the recipe says.
+        /// MiB that the recipe allows.
         given: u32,
     },
     /// The file cannot be written, or the tree does not fit the format.
     #[error("the file system {} cannot be written", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: mkext4::Error,
     },
-    /// The written file system has faults.
     #[error("the file system {} is not sound", path.display())]
     Unsound {
-        /// The file.
         path: PathBuf,
-        /// What e2fsck said.
         #[source]
         source: ToolError,
     },
 }
 
-/// How the file system is made.
+/// Parameters of the file system.
 #[derive(Debug, Clone)]
 pub struct Disk {
-    /// How large.
     pub size: MiB,
-    /// Its UUID.
     pub uuid: [u8; 16],
-    /// Its label, at most 16 bytes of it.
+    /// The label. At most 16 bytes are used.
     pub label: String,
-    /// The time of everything that has none of its own, seconds since 1970.
+    /// Time of all files without one of their own, in seconds since 1970.
     pub epoch: i64,
 }
 
-/// Writes the tree to a new file, and has it checked.
+/// Writes the tree to a new file and checks it with e2fsck.
 pub fn write(tree: &Tree, disk: &Disk, path: &Path) -> Result<(), Ext4Error> {
     check_size(tree, disk)?;
     write_image(tree, disk, path).map_err(|source| Ext4Error::Write {
@@ -79,7 +73,7 @@ pub fn write(tree: &Tree, disk: &Disk, path: &Path) -> Result<(), Ext4Error> {
     Ok(())
 }
 
-/// Blocks and inodes the tree takes, from above: indirect extents and the like are rounded up.
+/// Upper bound on the blocks and inodes of the tree.
 fn check_size(tree: &Tree, disk: &Disk) -> Result<(), Ext4Error> {
     let mut blocks: u64 = 0;
     for (_, node) in tree.iter() {
@@ -113,7 +107,7 @@ fn write_image(tree: &Tree, disk: &Disk, path: &Path) -> Result<(), mkext4::Erro
     let mut options = Options::new(disk.size.bytes(), disk.uuid, disk.epoch);
     options.label = Some(label(&disk.label));
     options.inodes = InodeCount::Exact(inodes(tree, disk));
-    // Kept back for root in case users fill a disk; in a guest everybody may be root.
+    // Reserved blocks protect root from users who fill a disk. In a guest, programs usually run as root.
     options.reserved_percent = 0;
     let mut declared = Declared {
         builder: FsBuilder::new(options)?,
@@ -208,7 +202,7 @@ impl Declared<'_> {
         Ok(())
     }
 
-    /// A new file, or nothing if this is one more name of a file that is there.
+    /// Adds a file, or another name of a file that was added before.
     fn add_file(
         &mut self,
         parent: InodeHandle,

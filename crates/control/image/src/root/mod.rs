@@ -1,4 +1,7 @@
-//! Root file systems: where they come from, what they hold, and how they become a disk.
+//! Root file systems: sources, content, and the disk they become.
+//!
+//! A [`RootSource`] fetches files into a [`tree::Tree`] in memory; [`ext4`] writes the tree to a disk.
+//! Another source, such as layers of an OCI image, needs only a new `RootSource`.
 
 pub mod ext4;
 pub mod tar;
@@ -6,65 +9,38 @@ pub mod tree;
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+pub use forkd_formats::image::{ImageSource, PackageRecord};
 use thiserror::Error;
 
 use crate::debian::bootstrap::BootstrapError;
 use crate::progress::Progress;
-use crate::recipe::Variant;
 use tree::Tree;
-
-/// A package in a root.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PackageRecord {
-    /// Its name.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-}
 
 /// A root and what is known of it.
 #[derive(Debug)]
 pub struct Root {
-    /// The files.
     pub tree: Tree,
-    /// The packages they are from, sorted by name.
+    /// The packages of the files, sorted by name.
     pub packages: Vec<PackageRecord>,
     /// Where they are from.
-    pub source: Source,
+    pub source: ImageSource,
     /// The release of the kernel whose modules are among them.
     pub kernel: Option<String>,
-}
-
-/// Where the files of a root came from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Source {
-    /// Packages of Debian.
-    Debian {
-        /// The release.
-        suite: String,
-        /// How much of it.
-        variant: Variant,
-    },
 }
 
 /// Why a source gave no root.
 #[derive(Debug, Error)]
 pub enum RootError {
-    /// Debian's packages could not be put together.
     #[error("Debian's packages could not be made into a root")]
     Debian(#[from] BootstrapError),
 }
 
-/// Where a root comes from. Debian's packages are one source; layers of an OCI image are another
-/// one that fits: each reads into a [`Tree`], and everything after that is the same.
+/// A source of roots. Debian's packages are one. Layers of an OCI image would be another: each source reads
+/// into a [`Tree`], and everything after that is the same.
 pub trait RootSource {
-    /// Everything that has a say in what comes out.
+    /// Everything that affects the result.
     fn fingerprint(&self) -> Vec<u8>;
 
-    /// Makes the root. `work` is a folder for files that the tree refers to; it lives as long as
-    /// the tree is needed.
+    /// Makes the root. The tree refers to files in `work`, so the folder must exist as long as the tree.
     fn fetch(&self, work: &Path, progress: &Progress) -> Result<Root, RootError>;
 }

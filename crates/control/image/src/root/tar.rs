@@ -1,4 +1,7 @@
-//! Reading a tar archive into a [`Tree`]; contents stay in the archive.
+//! Reads a tar archive into a [`Tree`].
+//!
+//! The contents of files stay in the archive: the tree refers to offsets in it. Entries that a root cannot
+//! contain are errors.
 
 use std::fs::File;
 use std::io;
@@ -10,41 +13,31 @@ use thiserror::Error;
 
 use super::tree::{Content, Meta, Node, Tree, TreeError};
 
-/// The prefix under which tar archives carry extended attributes.
+/// The prefix of extended attributes in tar archives.
 const XATTR: &str = "SCHILY.xattr.";
 
-/// An archive that is not a root.
+/// An archive that is rejected as a root.
 #[derive(Debug, Error)]
 #[error("the archive {} does not hold a root", path.display())]
 pub struct TarError {
-    /// The archive.
     pub path: PathBuf,
-    /// Why not.
     #[source]
     pub source: Problem,
 }
 
-/// Why an archive is not a root.
+/// Why an archive is rejected.
 #[derive(Debug, Error)]
 pub enum Problem {
-    /// It cannot be read.
     #[error("it cannot be read")]
     Read(#[from] io::Error),
-    /// A name that is not text.
     #[error("it has a name that is not UTF-8: {name}")]
     NotText {
-        /// The name, as far as it can be shown.
+        /// The name, with invalid characters replaced.
         name: String,
     },
-    /// An entry of a kind that roots do not have.
+    /// An entry of a kind that a root does not contain.
     #[error("{name} is of kind {kind:?}, which no root has")]
-    OddEntry {
-        /// The entry.
-        name: String,
-        /// Its kind.
-        kind: EntryType,
-    },
-    /// An entry that does not fit in a tree.
+    OddEntry { name: String, kind: EntryType },
     #[error("an entry is out of place")]
     Tree(#[from] TreeError),
 }

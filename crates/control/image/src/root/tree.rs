@@ -1,7 +1,7 @@
-//! A file system in memory: names and metadata here, contents where they already are.
+//! A file system in memory: names and metadata in the tree, contents where they already are.
 //!
-//! Paths are text without a leading slash; the root is the empty path. Nothing here touches the
-//! file system of the host, so that no link in a tree leads anywhere.
+//! Paths are text without a leading slash, and the root is the empty path. The tree never touches the file
+//! system of the host, so a link in it leads nowhere.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,46 +11,30 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-/// Why a tree cannot be what was asked for.
+/// Why a change of the tree is rejected.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum TreeError {
-    /// A path that leads out of the tree or has odd parts.
     #[error("{path:?} is not a path inside a root")]
-    BadPath {
-        /// The path.
-        path: String,
-    },
-    /// Something lies below a path that is not a folder.
+    BadPath { path: String },
     #[error("{path} lies below something that is not a folder")]
-    NotAFolder {
-        /// The path.
-        path: String,
-    },
-    /// A hard link to something that is not there.
+    NotAFolder { path: String },
     #[error("{path} is a hard link to {target}, which is not a file in the root")]
-    DanglingLink {
-        /// The link.
-        path: String,
-        /// What it should lead to.
-        target: String,
-    },
+    DanglingLink { path: String, target: String },
 }
 
-/// Owner, permissions, time.
+/// Owner, permissions and time of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
     /// Permissions, with the set-id and sticky bits.
     pub mode: u16,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
     /// Modification time, seconds since 1970.
     pub mtime: i64,
 }
 
 impl Meta {
-    /// Something of root's.
+    /// Metadata of a node that belongs to root.
     pub fn root(mode: u16) -> Self {
         Self {
             mode,
@@ -61,24 +45,20 @@ impl Meta {
     }
 }
 
-/// Where the bytes of a file are.
+/// The bytes of a file.
 #[derive(Debug, Clone)]
 pub enum Content {
-    /// Here.
+    /// Bytes in memory.
     Inline(Arc<[u8]>),
-    /// In a part of another file, such as a tar archive.
+    /// A part of another file, such as a tar archive.
     Part {
-        /// The other file.
         file: Arc<File>,
-        /// Where the part starts.
         offset: u64,
-        /// How long it is.
         length: u64,
     },
 }
 
 impl Content {
-    /// How many bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Inline(bytes) => bytes.len() as u64,
@@ -86,12 +66,11 @@ impl Content {
         }
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reads them.
+    /// A reader from the start.
     pub fn reader(&self) -> ContentReader<'_> {
         ContentReader {
             content: self,
@@ -132,29 +111,23 @@ impl Read for ContentReader<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Inode(usize);
 
-/// What a name leads to.
+/// The target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
-    /// A folder.
     Directory(Meta),
-    /// A file, by its inode.
     File(Inode),
-    /// A symbolic link.
     Symlink(Meta, String),
     /// A character device: major and minor number.
     Character(Meta, u32, u32),
     /// A block device: major and minor number.
     Block(Meta, u32, u32),
-    /// A named pipe.
     Fifo(Meta),
 }
 
-/// What an inode holds.
+/// The content of an inode.
 #[derive(Debug, Clone)]
 pub struct FileNode {
-    /// Owner, permissions, time.
     pub meta: Meta,
-    /// The bytes.
     pub content: Content,
 }
 
@@ -176,7 +149,7 @@ impl Default for Tree {
     }
 }
 
-/// The tree's form of a path: `./usr//bin/` is `usr/bin`, and nothing leads out.
+/// Normalises a path: `./usr//bin/` becomes `usr/bin`. A path that leads out of the tree is an error.
 pub fn normalise(path: &str) -> Result<String, TreeError> {
     let bad = || TreeError::BadPath {
         path: path.chars().take(200).collect(),
@@ -201,8 +174,8 @@ fn parent(path: &str) -> Option<&str> {
 }
 
 impl Tree {
-    /// Puts a node at a path, over what is there. Folders on the way are made. A folder put over a
-    /// folder keeps what is in it.
+    /// Puts a node at a path and replaces the existing one. Creates missing folders. A folder put over a
+    /// folder keeps its content.
     pub fn put(&mut self, path: &str, node: Node) -> Result<(), TreeError> {
         let path = normalise(path)?;
         self.make_parents(&path)?;
@@ -215,20 +188,20 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts a file.
+    /// Puts a file at a path.
     pub fn put_file(&mut self, path: &str, meta: Meta, content: Content) -> Result<(), TreeError> {
         let inode = Inode(self.files.len());
         self.files.push(FileNode { meta, content });
         self.put(path, Node::File(inode))
     }
 
-    /// Puts a file whose content is at hand.
+    /// Puts a text file, owned by root.
     pub fn put_text(&mut self, path: &str, mode: u16, text: &str) -> Result<(), TreeError> {
         let content = Content::Inline(text.as_bytes().into());
         self.put_file(path, Meta::root(mode), content)
     }
 
-    /// Gives a file a second name.
+    /// Adds a hard link.
     pub fn link(&mut self, path: &str, target: &str) -> Result<(), TreeError> {
         let known = normalise(target)?;
         match self.nodes.get(&known) {
@@ -243,7 +216,7 @@ impl Tree {
         }
     }
 
-    /// Gives a node an extended attribute.
+    /// Sets an extended attribute.
     pub fn set_xattr(&mut self, path: &str, name: &str, value: &[u8]) -> Result<(), TreeError> {
         self.xattrs
             .entry(normalise(path)?)
@@ -280,7 +253,7 @@ impl Tree {
         self.retain_below(path, |_| false);
     }
 
-    /// Keeps of everything below a path only what `keep` wants; it sees full paths.
+    /// Removes the paths below `path` that `keep` rejects. `keep` gets full paths.
     pub fn retain_below(&mut self, path: &str, keep: impl Fn(&str) -> bool) {
         let below: Vec<String> = self.below(path).map(|(path, _)| path.to_owned()).collect();
         for path in below.iter().filter(|path| !keep(path)) {
@@ -302,17 +275,16 @@ impl Tree {
             .map(|(path, node)| (path.as_str(), node))
     }
 
-    /// Every path and node, folders before what is in them.
+    /// Every path and node; a folder comes before its content.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))
     }
 
-    /// What a path leads to; links are not followed.
+    /// The node at a path. Links are not followed.
     pub fn get(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path)
     }
 
-    /// The file behind an inode.
     pub fn file(&self, inode: Inode) -> Option<&FileNode> {
         self.files.get(inode.0)
     }
@@ -335,8 +307,8 @@ impl Tree {
         attributes.map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 
-    /// Takes times after `start` back to the newest one before it: what a build writes itself
-    /// then looks the same whenever it was built.
+    /// Sets times after `start` to the newest time before it. Files that the build itself writes then look
+    /// the same in every build.
     pub fn clamp_times(&mut self, start: i64) -> i64 {
         let mut newest = 0;
         self.for_each_meta(|meta| {

@@ -1,4 +1,4 @@
-//! `forkd bench`
+//! Arguments of `forkd bench`.
 
 use clap::Args;
 
@@ -9,11 +9,11 @@ use clap::Args;
     after_help = "Examples:\n  \
     forkd bench primitives                the fork path alone, on any /dev/kvm\n  \
     forkd bench fork --n 1,10 --json      children of a warm Python parent\n  \
-    forkd bench branch --dirty 8M         what a branch costs its source\n  \
+    forkd bench branch --dirty 8M         the pause of a branched sandbox\n  \
     forkd bench --help                    every benchmark and its flags"
 )]
 pub struct BenchArgs {
-    /// The benchmark and its flags
+    /// Benchmark and its flags
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,

@@ -1,4 +1,4 @@
-//! `forkd completions`
+//! Arguments of `forkd completions`.
 
 use clap::Args;
 use clap_complete::Shell;
@@ -9,6 +9,6 @@ use clap_complete::Shell;
     forkd completions bash > ~/.local/share/bash-completion/completions/forkd\n  \
     forkd completions fish > ~/.config/fish/completions/forkd.fish")]
 pub struct CompletionsArgs {
-    /// The shell to write for
+    /// Shell to print the script for
     pub shell: Shell,
 }

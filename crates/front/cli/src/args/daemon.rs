@@ -1,15 +1,15 @@
-//! How the daemon is found.
+//! Arguments that say how to reach the daemon.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-/// Where the daemon is; every command that talks to it has these.
+/// Address and credentials of the daemon: every command that calls it has these.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Daemon")]
 pub struct DaemonArgs {
-    /// http://HOST:PORT, https://HOST:PORT or unix:///PATH [default: the machine that runs, else the local socket,
-    /// else http://127.0.0.1:8889]
+    /// http://HOST:PORT, https://HOST:PORT or unix:///PATH [default: the running machine, else the local socket, else
+    /// http://127.0.0.1:8889]
     #[arg(long, env = "FORKD_URL", value_name = "URL", global = true)]
     pub daemon_url: Option<String>,
     /// Bearer token
@@ -21,7 +21,7 @@ pub struct DaemonArgs {
         global = true
     )]
     pub daemon_token: Option<String>,
-    /// Certificates (PEM) to trust besides those of the host, for https
+    /// File with certificates (PEM) to trust besides those of the host, for https
     #[arg(long, env = "FORKD_CACERT", value_name = "FILE", global = true)]
     pub daemon_cacert: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! `forkd doctor`
+//! Arguments of `forkd doctor`.
 
 use clap::Args;
 
@@ -6,7 +6,7 @@ use super::DaemonArgs;
 
 /// Arguments of `forkd doctor`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit code 1 if a check failed; a warning is not a failure.")]
+#[command(after_help = "The exit code is 1 if a check failed. A warning is not a failure.")]
 pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]

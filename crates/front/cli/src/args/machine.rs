@@ -1,4 +1,4 @@
-//! `forkd machine`
+//! Arguments of `forkd machine`.
 
 use std::path::PathBuf;
 
@@ -11,14 +11,14 @@ use super::pair;
 /// Arguments of `forkd machine`.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "A managed Debian VM in which KVM works, for hosts that have none.\n\n\
-        It uses hardware acceleration where the host's KVM is native and can nest, and software \
+    long_about = "A managed Debian VM in which KVM works, for hosts without it.\n\n\
+        The machine uses hardware acceleration where the host's KVM is native and can nest, and software \
         emulation elsewhere. Its data disk is kept until `rm`; everything else in it is new at each \
-        start. The programs of this build are copied in, and again whenever they change.",
+        start. The programs of this build are copied into it whenever they change.",
     after_help = "Examples:\n  \
-        forkd machine start                        start it, or see that it runs\n  \
-        forkd machine exec -- ls -l /dev/kvm       run a command in it\n  \
-        forkd machine shell                        look around\n  \
+        forkd machine start                        start the machine, or check that it runs\n  \
+        forkd machine exec -- ls -l /dev/kvm       run a command in the machine\n  \
+        forkd machine shell                        open a shell in it\n  \
         forkd machine stop                         stop it, keep its data"
 )]
 pub struct MachineArgs {
@@ -26,35 +26,35 @@ pub struct MachineArgs {
     pub command: MachineCommand,
 }
 
-/// What can be done with a machine.
+/// Subcommands of `forkd machine`.
 #[derive(Debug, Subcommand)]
 pub enum MachineCommand {
-    /// Start the machine, or see that it runs
+    /// Start the machine, or check that it runs
     Start(StartArgs),
     /// Stop the machine; its data disk is kept
     Stop(StopArgs),
-    /// Show what the machine is doing
+    /// Show the state of the machine
     Status(StatusArgs),
-    /// List the machines
+    /// List machines
     Ls(LsArgs),
     /// Run a command in the machine
     Exec(ExecArgs),
     /// Open a shell in the machine
     Shell(ShellArgs),
-    /// Copy the programs of this build into the machine, where they differ
+    /// Copy changed programs of this build into the machine
     Sync(SyncArgs),
     /// Copy files into the machine or out of it
     Cp(CpArgs),
-    /// Print what the machine's console printed
+    /// Print the console output of the machine
     Logs(LogsArgs),
-    /// Remove the machine and its data
+    /// Delete the machine and its data
     Rm(RmArgs),
 }
 
-/// Which machine.
+/// Selects a machine.
 #[derive(Debug, Clone, Args)]
 pub struct NameArg {
-    /// Which machine
+    /// Name of the machine
     #[arg(
         long,
         value_name = "NAME",
@@ -74,19 +74,19 @@ pub struct NameArg {
 pub struct StartArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// Processors [default: those of the host, 2 to 8; 1 under emulation, where more are not reliable]
+    /// Number of CPUs [default: that of the host, 2 to 8; 1 under emulation, where more are unreliable]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     pub cpus: Option<u32>,
-    /// Memory, such as 4G [default: half of the host's, 2G to 8G]
+    /// Memory, such as 4G [default: half of the host's memory, 2G to 8G]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<MiB>,
-    /// Size of the data disk, such as 50G; it takes what is used, and can grow later [default: 20G]
+    /// Size of the data disk, such as 50G; sparse, and can grow later [default: 20G]
     #[arg(long, value_name = "SIZE")]
     pub disk: Option<MiB>,
     /// Acceleration: auto, kvm or tcg
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub accel: AccelChoice,
-    /// Port of 127.0.0.1 that leads to the daemon inside; 0 picks a free one [default: 8889]
+    /// Port of 127.0.0.1 that is forwarded to the daemon in the machine; 0 picks a free one [default: 8889]
     #[arg(long, value_name = "PORT")]
     pub port: Option<u16>,
     /// Print the result as JSON
@@ -106,11 +106,11 @@ pub struct StopArgs {
 
 /// Arguments of `forkd machine status`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 when the machine runs and answers, 1 when it does not.")]
+#[command(after_help = "The exit code is 0 if the machine runs and answers, else 1.")]
 pub struct StatusArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// Print it as JSON
+    /// Print the state as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -118,7 +118,7 @@ pub struct StatusArgs {
 /// Arguments of `forkd machine ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// Print them as JSON
+    /// Print the list as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -128,27 +128,27 @@ pub struct LsArgs {
 #[command(after_help = "Examples:\n  \
     forkd machine exec -- sh -c 'dmesg | grep -i svm'\n  \
     tar c . | forkd machine exec -- tar x -C /tmp\n\n\
-    Input and output are streamed; the exit code is the command's own, 128 and the number of the\n\
-    signal that ended it, or 125 if forkd itself failed. Ctrl-C is passed on.")]
+    Input and output are streamed, and Ctrl-C is passed on. The exit code is that of the command, 128+N\n\
+    if signal N ended it, or 125 if forkd failed before or while running it.")]
 pub struct ExecArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// Set a variable of the environment
+    /// Set a variable in the environment of the command; repeatable
     #[arg(long, short, value_name = "KEY=VALUE", value_parser = pair)]
     pub env: Vec<(String, String)>,
-    /// Run in this directory
+    /// Working directory in the machine
     #[arg(long, short = 'C', value_name = "DIR")]
     pub cwd: Option<String>,
-    /// Run as this user
+    /// User in the machine
     #[arg(long, short, value_name = "USER")]
     pub user: Option<String>,
     /// Give the command a terminal
     #[arg(long, short)]
     pub tty: bool,
-    /// Do not look whether the programs of this build have changed
+    /// Do not copy changed programs of this build first
     #[arg(long)]
     pub no_sync: bool,
-    /// The command and its arguments
+    /// Program and arguments
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -170,7 +170,7 @@ pub struct ShellArgs {
 pub struct SyncArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// Print the names of what was copied as JSON
+    /// Print the names of the copied programs as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -180,15 +180,15 @@ pub struct SyncArgs {
 #[command(after_help = "Examples:\n  \
     forkd machine cp ./test.bin :/tmp/                        into the machine\n  \
     forkd machine cp :/var/log/forkd-controller.log ./log     out of it\n\n\
-    A path with a colon in front is one in the machine. Folders are copied with what is in them.")]
+    A path with a leading colon is in the machine. Directories are copied recursively.")]
 pub struct CpArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// What to copy; a colon in front means in the machine
+    /// Source; a leading colon means a path in the machine
     pub from: String,
-    /// Where to; a colon in front means in the machine
+    /// Target; a leading colon means a path in the machine
     pub to: String,
-    /// Print what was copied as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -198,10 +198,10 @@ pub struct CpArgs {
 pub struct LogsArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// Go on printing what comes
+    /// Keep printing new output
     #[arg(long, short)]
     pub follow: bool,
-    /// Print only the file's path
+    /// Print only the path of the log file
     #[arg(long, conflicts_with = "follow")]
     pub path: bool,
 }
@@ -211,7 +211,7 @@ pub struct LogsArgs {
 pub struct RmArgs {
     #[command(flatten)]
     pub machine: NameArg,
-    /// Do not ask, and stop it if it runs
+    /// Do not ask, and stop the machine if it runs
     #[arg(long, short)]
     pub force: bool,
     /// Print the result as JSON
@@ -229,7 +229,7 @@ pub enum CopyEnd {
 }
 
 impl CopyEnd {
-    /// Reads a path; a colon in front means in the machine.
+    /// Parses a path; a leading colon means a path in the machine.
     pub fn parse(text: &str) -> Self {
         match text.strip_prefix(':') {
             Some(path) => Self::Machine(path.to_owned()),

@@ -1,4 +1,4 @@
-//! `forkd man`
+//! Arguments of `forkd man`.
 
 use std::path::PathBuf;
 

@@ -1,10 +1,13 @@
-//! What can be typed: a file for each group of subcommands. No behaviour here.
+//! The command line as clap parses it: one file per group of subcommands.
+//!
+//! Doc comments of the arguments are the text of `--help`. These types hold no behaviour beyond parsing.
 
 mod bench;
 mod completions;
 mod daemon;
 mod doctor;
 mod guest;
+mod limits;
 pub mod machine;
 mod man;
 mod quickstart;
@@ -20,7 +23,8 @@ pub use bench::BenchArgs;
 pub use completions::CompletionsArgs;
 pub use daemon::DaemonArgs;
 pub use doctor::DoctorArgs;
-pub use guest::{CpArgs, EvalArgs, ExecArgs, PingArgs, RunArgs, ShellArgs};
+pub use guest::{CpArgs, EvalArgs, ExecArgs, PingArgs, ProcessArgs, RunArgs, ShellArgs};
+pub use limits::LimitArgs;
 pub use machine::MachineArgs;
 pub use man::ManArgs;
 pub use quickstart::QuickstartArgs;
@@ -36,7 +40,7 @@ pub use token::{TokenArgs, TokenCommand};
 pub use r#where::WhereArgs;
 pub use workspace::{WorkspaceArgs, WorkspaceCommand};
 
-/// The image of commands that need one, unless another is named.
+/// The image of `run` and `quickstart` without `--image`.
 pub const DEFAULT_IMAGE: &str = "python-numpy";
 
 /// fork(2) for machines: start microVMs copy-on-write from a warm parent.
@@ -47,26 +51,31 @@ pub const DEFAULT_IMAGE: &str = "python-numpy";
     propagate_version = true,
     disable_help_subcommand = true,
     arg_required_else_help = true,
-    after_help = "Exit codes:\n  \
-        0      done\n  \
-        1      failed\n  \
-        2      wrong usage\n  \
-        125    forkd itself failed, where the code is else that of a program: of exec, run\n         \
-               and shell, and of machine exec and machine shell\n  \
-        126    that program cannot be run\n  \
-        127    that program is not there\n  \
-        128+N  signal N ended that program; 143 if its time was over\n  \
+    after_help = "Examples:\n  \
+        forkd run -- echo hello                          run a command in a new sandbox\n  \
+        forkd snapshot --tag py --image python-numpy     boot a parent, warm it up, freeze it\n  \
+        forkd spawn --tag py -n 10                       fork ten children from it\n  \
+        forkd exec ID -- uname -a                        run a command in one of them\n\n\
+        Exit codes:\n  \
+        0      success\n  \
+        1      failure\n  \
+        2      invalid usage\n  \
+        125    forkd failed before or while running the command of exec, run, shell, machine exec\n         \
+               or machine shell\n  \
+        126    that command is not executable\n  \
+        127    that command was not found\n  \
+        128+N  that command was ended by signal N; 143 after a timeout\n  \
         130    interrupted\n\n\
-        With --json a failure is an object on stdout: error, and causes, code, hint and\n\
-        request_id where there are any. A variable FORKD_… that is empty counts as not set.\n\
-        Colour is off when NO_COLOR is set or the output is not a terminal."
+        With --json a failure is an object on stdout: error, and causes, code, hint and request_id\n\
+        where they exist. An empty FORKD_… variable counts as not set. Colour is off when NO_COLOR is\n\
+        set or the output is not a terminal."
 )]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// All that can be typed. A variable that is empty counts as not set.
+/// The whole command line. An empty variable of the environment counts as not set.
 pub fn command() -> clap::Command {
     without_empty(Cli::command())
 }
@@ -84,7 +93,7 @@ fn without_empty(command: clap::Command) -> clap::Command {
         .mut_subcommands(without_empty)
 }
 
-/// Whether `--json` was typed, after whichever subcommand.
+/// Whether `--json` was given to the subcommand, at any depth.
 pub fn wants_json(matches: &ArgMatches) -> bool {
     let here = matches.try_get_one::<bool>("json");
     here.is_ok_and(|json| json == Some(&true))
@@ -94,7 +103,7 @@ pub fn wants_json(matches: &ArgMatches) -> bool {
 }
 
 impl Command {
-    /// Its exit code is that of a program somewhere else.
+    /// Whether the exit code is that of a program in a sandbox or in the machine.
     pub fn passes_code_on(&self) -> bool {
         use machine::MachineCommand;
         match self {
@@ -110,12 +119,34 @@ impl Command {
     }
 }
 
-/// A word of the form `KEY=VALUE`.
+/// Parses `KEY=VALUE`.
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("KEY=VALUE is needed".to_owned()),
+        _ => Err("write KEY=VALUE".to_owned()),
     }
+}
+
+/// Parses `KEY=VALUE`, or `KEY` for a variable of this process's environment.
+fn variable(text: &str) -> Result<(String, String), String> {
+    if text.is_empty() || text.contains('=') {
+        return pair(text);
+    }
+    match std::env::var(text) {
+        Ok(value) => Ok((text.to_owned(), value)),
+        Err(std::env::VarError::NotPresent) => Err(format!(
+            "variable {} is not set here: write KEY=VALUE",
+            shortened(text)
+        )),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(format!("variable {} is not UTF-8", shortened(text)))
+        }
+    }
+}
+
+/// The first 32 characters, for messages.
+fn shortened(text: &str) -> String {
+    text.chars().take(32).collect()
 }
 
 /// Every subcommand of `forkd`.
@@ -123,63 +154,63 @@ fn pair(text: &str) -> Result<(String, String), String> {
 pub enum Command {
     /// Show what forkd does: freeze a warm parent, fork it, branch a child
     Quickstart(QuickstartArgs),
-    /// Freeze a parent under a name
+    /// Boot a parent, warm it up, and freeze it as a snapshot
     Snapshot(Box<SnapshotArgs>),
-    /// Start children of a snapshot, say how long it took, delete them
+    /// Fork children from a snapshot, print timings, and delete them on exit
     Fork(ForkArgs),
-    /// Start children of a snapshot or of a running sandbox
+    /// Fork children that stay, from a snapshot or from a running sandbox
     Spawn(SpawnArgs),
-    /// Run a command in a new sandbox of an image
-    Run(RunArgs),
+    /// Run a command in a new sandbox
+    Run(Box<RunArgs>),
     /// Run a command in a sandbox
     Exec(ExecArgs),
-    /// Evaluate code in the warm interpreter of a sandbox
+    /// Evaluate Python code in the warm interpreter of a sandbox
     Eval(EvalArgs),
-    /// Ask a sandbox's agent whether it is there
+    /// Check that the agent of a sandbox answers
     Ping(PingArgs),
     /// Open a shell in a sandbox
     Shell(ShellArgs),
     /// Copy a file into or out of a sandbox
     Cp(CpArgs),
-    /// Print what a sandbox wrote to its console
+    /// Print the console output of a sandbox
     Logs(LogsArgs),
     /// List live sandboxes
     Ls(LsArgs),
-    /// Show what live sandboxes use, again and again
+    /// Show the memory and CPU time of live sandboxes
     Top(TopArgs),
-    /// End sandboxes
+    /// Delete sandboxes
     Kill(KillArgs),
-    /// Freeze a running sandbox under a name; it goes on
+    /// Freeze a running sandbox as a snapshot while it goes on running
     Branch(BranchArgs),
-    /// Keep the state of a running sandbox to go back to
+    /// Keep the state of a running sandbox, to return to it later
     Checkpoint(CheckpointArgs),
-    /// Go back to a checkpoint; the sandbox keeps its id
+    /// Return a sandbox to a checkpoint, in place
     Rollback(RollbackArgs),
-    /// List snapshots, or the images they are built from
+    /// List snapshots, or with --images the images they are built from
     Images(ImagesArgs),
     /// Delete snapshots
     Rmi(RmiArgs),
     /// Describe a snapshot
     SnapshotInfo(SnapshotInfoArgs),
-    /// Run a command in a child of a snapshot and freeze the result under a new name
+    /// Run a command in a child of a snapshot and freeze the result as a new snapshot
     SnapshotDiff(SnapshotDiffArgs),
-    /// Make a snapshot without parents from one that has parents
+    /// Copy a snapshot into one that depends on no parent
     SnapshotCompact(SnapshotCompactArgs),
-    /// Let every owner use a snapshot, or its own only
+    /// Let every owner use a snapshot, or only its own
     SnapshotShare(SnapshotShareArgs),
-    /// Say what snapshots take on disk, or look for damage
+    /// Show the disk usage of snapshots, or check them for damage
     Store(StoreArgs),
-    /// Sandboxes with a name that can be put to sleep
+    /// Manage named sandboxes that can be suspended
     Workspace(WorkspaceArgs),
-    /// Make, list and revoke tokens
+    /// Create, list and revoke tokens
     Token(TokenArgs),
-    /// Measure this host: forks, branches, roll-backs
+    /// Measure forks, branches and rollbacks on this host
     Bench(BenchArgs),
-    /// Remove sandboxes that ended by themselves and snapshots that cannot be used
+    /// Delete failed sandboxes and unusable snapshots
     Cleanup(CleanupArgs),
-    /// Look at this host and say what to mend
+    /// Check this host and say how to fix what is wrong
     Doctor(DoctorArgs),
-    /// Manage a VM in which KVM works, for hosts that have none
+    /// Manage a VM in which KVM works, for hosts without it
     Machine(MachineArgs),
     /// Print where forkd keeps its files
     Where(WhereArgs),

@@ -1,4 +1,4 @@
-//! `forkd quickstart`
+//! Arguments of `forkd quickstart`.
 
 use clap::Args;
 
@@ -7,13 +7,13 @@ use super::{DEFAULT_IMAGE, DaemonArgs};
 /// Arguments of `forkd quickstart`.
 #[derive(Debug, Args)]
 pub struct QuickstartArgs {
-    /// How many children
+    /// Number of children
     #[arg(short, long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
     /// The image
     #[arg(long, default_value = DEFAULT_IMAGE)]
     pub image: String,
-    /// Taken for compatibility: nothing is asked
+    /// Accepted for compatibility; the command asks no questions
     #[arg(short, long, hide = true)]
     pub yes: bool,
     #[command(flatten)]

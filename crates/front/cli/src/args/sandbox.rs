@@ -1,48 +1,49 @@
-//! Commands about live sandboxes.
+//! Arguments of the commands about live sandboxes.
 
 use clap::Args;
 
-use super::{DaemonArgs, pair};
+use super::{DaemonArgs, LimitArgs, pair};
 
 /// Arguments of `forkd spawn`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    forkd spawn --tag py -n 5            start five children of py\n  \
-    forkd spawn --tag py --timeout 10m   one that is deleted after ten minutes")]
+    forkd spawn --tag py -n 5                        fork five children from the snapshot py\n  \
+    forkd spawn --tag py --timeout 10m               delete the child after ten minutes\n  \
+    forkd spawn --tag py --memory-limit 512M         limit the host memory of the child\n  \
+    forkd spawn --sandbox sb-… -n 3                  fork a running sandbox; it goes on running")]
 pub struct SpawnArgs {
-    /// The snapshot to start from
+    /// Snapshot to fork from
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
-    /// A running sandbox to fork instead; it goes on, and its children have its limits
-    #[arg(long, value_name = "ID", conflicts_with_all = ["memory_limit_mib", "per_child_netns"])]
+    /// Running sandbox to fork instead; the children inherit its limits
+    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns"])]
     pub sandbox: Option<String>,
-    /// How many
+    /// Number of children
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
-    /// Taken for compatibility; sandboxes have no network
+    /// Accepted for compatibility; sandboxes have no network
     #[arg(long)]
     pub per_child_netns: bool,
-    /// Limit on host memory for each child
-    #[arg(long, value_name = "MIB")]
-    pub memory_limit_mib: Option<u64>,
-    /// Delete them after this time, such as 30s, 10m or 2h
+    /// Delete the children after this time, such as 30s, 10m or 2h
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<humantime::Duration>,
-    /// Put a label on them; may be given several times
+    /// Put a label on each child; repeatable
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     pub labels: Vec<(String, String)>,
-    /// Taken for compatibility
+    /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub prewarm: bool,
-    /// Taken for compatibility
+    /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub live_fork: bool,
-    /// Taken for compatibility
+    /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub hugepages: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub limits: LimitArgs,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
@@ -50,42 +51,41 @@ pub struct SpawnArgs {
 /// Arguments of `forkd fork`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The children live as long as this command: it deletes them when the time is over, on Ctrl-C and on SIGTERM.\n\
-    To keep them, use `forkd spawn`.\n\nExamples:\n  \
-    forkd fork --tag py -n 100                        start a hundred, say how long it took, delete them\n  \
-    forkd fork --sandbox sb-… -n 3 --settle-secs 600  three copies of a running sandbox, for ten minutes"
+    after_help = "The children live as long as this command. It deletes them when --settle-secs is over, on\n\
+    Ctrl-C and on SIGTERM. `forkd spawn` starts children that stay.\n\nExamples:\n  \
+    forkd fork --tag py -n 100                        fork a hundred children from a snapshot\n  \
+    forkd fork --sandbox sb-… -n 3 --settle-secs 600  copy a running sandbox for ten minutes"
 )]
 pub struct ForkArgs {
-    /// The snapshot to start from
+    /// Snapshot to fork from
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
-    /// A running sandbox to fork instead; its children have its limits
-    #[arg(long, value_name = "ID", conflicts_with_all = ["memory_limit_mib", "per_child_netns"])]
+    /// Running sandbox to fork instead; the children inherit its limits
+    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns"])]
     pub sandbox: Option<String>,
-    /// How many
+    /// Number of children
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
-    /// How long to keep them, in seconds
-    #[arg(long, default_value_t = 2)]
+    /// Keep the children this many seconds
+    #[arg(long, default_value_t = 2, value_name = "SECONDS")]
     pub settle_secs: u64,
-    /// Taken for compatibility; sandboxes have no network
+    /// Accepted for compatibility; sandboxes have no network
     #[arg(long)]
     pub per_child_netns: bool,
-    /// Limit on host memory for each child
-    #[arg(long, value_name = "MIB")]
-    pub memory_limit_mib: Option<u64>,
-    /// Taken for compatibility
+    /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub live_fork: bool,
-    /// Taken for compatibility
+    /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub hugepages: bool,
-    /// Taken for compatibility
+    /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub keep_workdir: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub limits: LimitArgs,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
@@ -96,7 +96,7 @@ pub struct LsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Print only ids
+    /// Print only IDs
     #[arg(long, short, conflicts_with = "json")]
     pub quiet: bool,
     #[command(flatten)]
@@ -105,15 +105,21 @@ pub struct LsArgs {
 
 /// Arguments of `forkd kill`.
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("which").required(true).args(["ids", "all", "tag"])))]
+#[command(
+    group(clap::ArgGroup::new("which").required(true).args(["ids", "all", "tag"])),
+    after_help = "Examples:\n  \
+    forkd kill sb-…         delete one sandbox\n  \
+    forkd kill --tag py     delete every sandbox forked from the snapshot py\n  \
+    forkd kill --all        delete every sandbox"
+)]
 pub struct KillArgs {
-    /// Sandboxes
+    /// IDs of sandboxes
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
-    /// All of them
+    /// Every sandbox
     #[arg(long)]
     pub all: bool,
-    /// Those started from this snapshot
+    /// Every sandbox forked from this snapshot
     #[arg(long)]
     pub tag: Option<String>,
     /// Print JSON
@@ -126,18 +132,18 @@ pub struct KillArgs {
 /// Arguments of `forkd branch`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    forkd branch sb-… --tag half-way      freeze a running sandbox under a name; it goes on\n  \
-    forkd spawn --tag half-way -n 3       three ways to go on from there")]
+    forkd branch sb-… --tag half-way      freeze a sandbox; it goes on running\n  \
+    forkd spawn --tag half-way -n 3       fork three children from that state")]
 pub struct BranchArgs {
-    /// The sandbox
+    /// ID of the sandbox
     pub id: String,
-    /// The name of the new snapshot [default: one is made up]
+    /// Tag of the new snapshot [default: a generated one]
     #[arg(long)]
     pub tag: Option<String>,
-    /// Store all memory, not only what differs from the snapshot it came from
+    /// Store all memory instead of the pages that differ from the parent snapshot
     #[arg(long)]
     pub full: bool,
-    /// Return as soon as the sandbox runs again
+    /// Return as soon as the sandbox runs again; the snapshot is written in the background
     #[arg(long, conflicts_with = "full")]
     pub no_wait: bool,
     /// Print JSON
@@ -151,18 +157,18 @@ pub struct BranchArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     forkd checkpoint sb-… --name before-migration   keep the state of a sandbox\n  \
-    forkd rollback sb-… --to before-migration       go back to it\n\n\
+    forkd rollback sb-… --to before-migration       return to it\n\n\
     Checkpoints live as long as their sandbox.")]
 pub struct CheckpointArgs {
-    /// The sandbox
+    /// ID of the sandbox
     pub id: String,
-    /// The name of the checkpoint [default: one is made up]
+    /// Name of the checkpoint [default: a generated one]
     #[arg(long, conflicts_with_all = ["list", "rm"])]
     pub name: Option<String>,
     /// List checkpoints instead
     #[arg(long, conflicts_with = "rm")]
     pub list: bool,
-    /// Forget this checkpoint instead
+    /// Delete this checkpoint instead
     #[arg(long, value_name = "NAME")]
     pub rm: Option<String>,
     /// Print JSON
@@ -174,10 +180,13 @@ pub struct CheckpointArgs {
 
 /// Arguments of `forkd rollback`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    forkd rollback sb-…                return to the newest checkpoint\n  \
+    forkd rollback sb-… --to before    return to a named one")]
 pub struct RollbackArgs {
-    /// The sandbox
+    /// ID of the sandbox
     pub id: String,
-    /// The checkpoint [default: the newest]
+    /// Name of the checkpoint [default: the newest]
     #[arg(long, value_name = "NAME")]
     pub to: Option<String>,
     /// Print JSON
@@ -189,12 +198,21 @@ pub struct RollbackArgs {
 
 /// Arguments of `forkd logs`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "The guest decides what its console says. On a terminal, control characters and escape\n\
+    sequences are therefore removed. Into a file or a pipe the bytes go unchanged.\n\nExamples:\n  \
+    forkd logs sb-… --tail 4096     the last 4 KiB\n  \
+    forkd logs sb-… > console.log   every byte"
+)]
 pub struct LogsArgs {
-    /// The sandbox
+    /// ID of the sandbox
     pub id: String,
-    /// Only the last bytes
+    /// Print only this many bytes from the end
     #[arg(long, value_name = "BYTES")]
     pub tail: Option<u64>,
+    /// Print every byte unchanged, on a terminal too
+    #[arg(long)]
+    pub raw: bool,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
@@ -202,15 +220,15 @@ pub struct LogsArgs {
 /// Arguments of `forkd top`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "OWN is memory that only this sandbox has; SHARED is used by others too.\n\
-    On a terminal the table is drawn again until Ctrl-C; elsewhere it is printed once."
+    after_help = "OWN is host memory that only this sandbox uses; SHARED is memory that other sandboxes may use too.\n\
+    On a terminal the table is refreshed until Ctrl-C; elsewhere it is printed once."
 )]
 pub struct TopArgs {
-    /// Print it once
+    /// Print the table once
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    /// Seconds between refreshes
+    #[arg(long, default_value_t = 2, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
     /// Print JSON, once
     #[arg(long)]
@@ -221,9 +239,9 @@ pub struct TopArgs {
 
 /// Arguments of `forkd cleanup`.
 #[derive(Debug, Args)]
-#[command(after_help = "Without --yes it only says what it would remove.")]
+#[command(after_help = "Without --yes the command only lists what it would delete.")]
 pub struct CleanupArgs {
-    /// Do it
+    /// Delete what is listed
     #[arg(short, long)]
     pub yes: bool,
     /// Print JSON

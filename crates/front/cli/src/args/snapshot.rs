@@ -1,45 +1,48 @@
-//! Commands about snapshots.
+//! Arguments of the commands about snapshots.
 
 use clap::Args;
+use forkd_types::MiB;
 
 use super::DaemonArgs;
 
 /// Arguments of `forkd snapshot`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    forkd snapshot --tag py --image python-numpy      boot, warm up, freeze\n  \
-    forkd snapshot --from-sandbox sb-… --tag half-way   freeze a running sandbox (see forkd branch)")]
+    forkd snapshot --tag py --image python-numpy              boot a parent, warm it up, freeze it\n  \
+    forkd snapshot --tag big --image python-numpy --memory 2G --vcpus 2\n  \
+    forkd snapshot --tag py-json --image python-numpy --warmup-code 'import json'\n  \
+    forkd snapshot --from-sandbox sb-… --tag half-way         freeze a running sandbox")]
 pub struct SnapshotArgs {
-    /// The name of the new snapshot
+    /// Tag of the new snapshot
     #[arg(long, required_unless_present = "from_sandbox")]
     pub tag: Option<String>,
-    /// An image of the daemon's
+    /// Name of an installed image; `forkd images --images` lists them
     #[arg(long, conflicts_with = "rootfs")]
     pub image: Option<String>,
-    // The variables of these two are read where they count: clap takes one for something typed, and finds it at odds
-    // with what was.
-    /// A kernel on the daemon's host [env: FORKD_KERNEL]
+    // The command reads the variables of these two itself. clap would treat a variable like a flag and report a conflict
+    // with `--image`.
+    /// Path of a kernel on the daemon's host [env: FORKD_KERNEL]
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<String>,
-    /// A raw disk on the daemon's host [env: FORKD_ROOTFS]
+    /// Path of a raw disk image on the daemon's host [env: FORKD_ROOTFS]
     #[arg(long, value_name = "FILE")]
     pub rootfs: Option<String>,
-    /// Guest memory
-    #[arg(long, value_name = "MIB")]
-    pub mem_size_mib: Option<u32>,
-    /// Number of vCPUs
+    /// Guest memory, such as 512M or 2G [default: that of the image]
+    #[arg(long, visible_alias = "mem-size-mib", value_name = "SIZE")]
+    pub memory: Option<MiB>,
+    /// Number of vCPUs [default: that of the image]
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u8>,
-    /// A command to run before the cut, as a shell would split it
+    /// Command to run before the cut, split into words like in a shell
     #[arg(long, value_name = "COMMAND")]
     pub warmup: Option<String>,
-    /// Python to run in the warm interpreter before the cut
+    /// Python code to run in the warm interpreter before the cut
     #[arg(long, value_name = "CODE")]
     pub warmup_code: Option<String>,
-    /// How long boot and warm-up may take, in seconds
+    /// Timeout of boot and warm-up, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub ready_timeout_secs: Option<u64>,
-    /// Freeze this running sandbox instead
+    /// Freeze this running sandbox instead of booting a parent
     #[arg(
         long,
         value_name = "ID",
@@ -47,7 +50,7 @@ pub struct SnapshotArgs {
             "image",
             "rootfs",
             "kernel",
-            "mem_size_mib",
+            "memory",
             "vcpus",
             "warmup",
             "warmup_code",
@@ -55,22 +58,22 @@ pub struct SnapshotArgs {
         ]
     )]
     pub from_sandbox: Option<String>,
-    /// With --from-sandbox: store only what differs
+    /// With --from-sandbox: store only the pages that differ from the parent snapshot
     #[arg(long, requires = "from_sandbox", conflicts_with = "live")]
     pub diff: bool,
-    /// With --from-sandbox: the default
+    /// With --from-sandbox: let the sandbox run while the snapshot is written; the default
     #[arg(long, requires = "from_sandbox")]
     pub live: bool,
-    /// With --live: return as soon as the sandbox runs again
+    /// With --live: return as soon as the sandbox runs again; the snapshot is written in the background
     #[arg(long, requires = "live")]
     pub no_wait: bool,
-    /// Taken for compatibility: disks are always layered
+    /// Accepted for compatibility: disks are always layered
     #[arg(long, hide = true)]
     pub rw: bool,
-    /// Taken for compatibility
+    /// Accepted for compatibility
     #[arg(long, env = "FORKD_TAP", hide = true)]
     pub tap: Option<String>,
-    /// Taken for compatibility: a snapshot is cut when it is ready
+    /// Accepted for compatibility: a snapshot is cut when it is ready
     #[arg(long, default_value_t = 10, hide = true)]
     pub boot_wait_secs: u64,
     /// Print JSON
@@ -83,7 +86,7 @@ pub struct SnapshotArgs {
 /// Arguments of `forkd images`.
 #[derive(Debug, Args)]
 pub struct ImagesArgs {
-    /// List what snapshots can be built from instead
+    /// List images instead of snapshots
     #[arg(long)]
     pub images: bool,
     /// Print JSON
@@ -95,14 +98,18 @@ pub struct ImagesArgs {
 
 /// Arguments of `forkd rmi`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    forkd rmi py                  delete a snapshot on which no other depends\n  \
+    forkd rmi --cascade py        delete it together with its dependents\n  \
+    forkd rmi --force py          delete only its tag; dependents keep working")]
 pub struct RmiArgs {
-    /// Snapshots
+    /// Tags of snapshots
     #[arg(required = true, value_name = "TAG")]
     pub tags: Vec<String>,
-    /// Delete those that build on them too
+    /// Delete dependent snapshots too
     #[arg(long, conflicts_with = "force")]
     pub cascade: bool,
-    /// Delete them even if others build on them; those keep working
+    /// Delete snapshots that others depend on; the dependents keep working
     #[arg(long)]
     pub force: bool,
     /// Print JSON
@@ -130,7 +137,7 @@ pub struct SnapshotShareArgs {
 /// Arguments of `forkd snapshot-info`.
 #[derive(Debug, Args)]
 pub struct SnapshotInfoArgs {
-    /// The snapshot
+    /// Tag of the snapshot
     pub tag: String,
     /// Print JSON
     #[arg(long)]
@@ -142,10 +149,10 @@ pub struct SnapshotInfoArgs {
 /// Arguments of `forkd snapshot-compact`.
 #[derive(Debug, Args)]
 pub struct SnapshotCompactArgs {
-    /// The snapshot to flatten
+    /// Snapshot to copy
     #[arg(long)]
     pub from: String,
-    /// The name of the flat one
+    /// Tag of the copy
     #[arg(long)]
     pub to: String,
     /// Print JSON
@@ -161,16 +168,16 @@ pub struct SnapshotCompactArgs {
     after_help = "Examples:\n  forkd snapshot-diff --from py --tag py-ready --exec 'sh -c \"echo ready > /root/state\"'"
 )]
 pub struct SnapshotDiffArgs {
-    /// The snapshot to start from
+    /// Snapshot to fork the child from
     #[arg(long)]
     pub from: String,
-    /// The name of the new one
+    /// Tag of the new snapshot
     #[arg(long)]
     pub tag: String,
-    /// A command to run in between, as a shell would split it
+    /// Command to run in the child, split into words like in a shell
     #[arg(long, value_name = "COMMAND")]
     pub exec: String,
-    /// Kill it after this many seconds
+    /// Kill the command after this many seconds
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub exec_timeout_secs: u64,
     /// Print JSON
@@ -183,13 +190,13 @@ pub struct SnapshotDiffArgs {
 /// Arguments of `forkd store`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A check marks snapshots that are damaged, so that nothing starts from them, and removes content that no\n\
-    snapshot and no sandbox needs. Its exit code is 1 if anything is damaged.\n\nExamples:\n  \
-    forkd store                  what snapshots take on disk, and what they may take\n  \
-    forkd store --check --deep   read everything and compare it with its digest"
+    after_help = "--check marks damaged snapshots, so that nothing can be forked from them, and deletes blobs\n\
+    that no snapshot and no sandbox uses. The exit code is 1 if anything is damaged.\n\nExamples:\n  \
+    forkd store                  disk usage and limit\n  \
+    forkd store --check --deep   read every blob and compare it with its digest"
 )]
 pub struct StoreArgs {
-    /// Look for damage instead
+    /// Check for damage instead
     #[arg(long)]
     pub check: bool,
     /// With --check: read every byte

@@ -1,4 +1,4 @@
-//! `forkd where`
+//! Arguments of `forkd where`.
 
 use clap::Args;
 

@@ -1,11 +1,16 @@
-//! `forkd workspace`
+//! Arguments of `forkd workspace`.
 
 use clap::{Args, Subcommand};
+use forkd_types::MiB;
 
 use super::DaemonArgs;
 
 /// Arguments of `forkd workspace`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    forkd workspace create mine --snapshot py   start a named sandbox from a snapshot\n  \
+    forkd workspace suspend mine                write its state to disk and free its memory\n  \
+    forkd workspace resume mine                 go on from that state")]
 pub struct WorkspaceArgs {
     #[command(subcommand)]
     pub command: WorkspaceCommand,
@@ -19,38 +24,38 @@ pub struct WorkspaceArgs {
 /// Subcommands of `forkd workspace`.
 #[derive(Debug, Subcommand)]
 pub enum WorkspaceCommand {
-    /// Make a workspace and start it
+    /// Create a workspace and start it
     Create {
-        /// Its name
+        /// Name of the workspace
         name: String,
-        /// The snapshot to start from
+        /// Snapshot to start from
         #[arg(long)]
         snapshot: String,
-        /// Taken for compatibility; sandboxes have no network
+        /// Accepted for compatibility; sandboxes have no network
         #[arg(long)]
         per_child_netns: bool,
-        /// Limit on host memory
-        #[arg(long, value_name = "MIB")]
-        memory_limit_mib: Option<u64>,
+        /// Limit on host memory, such as 512M or 2G
+        #[arg(long, visible_alias = "memory-limit-mib", value_name = "SIZE")]
+        memory_limit: Option<MiB>,
     },
-    /// Write its state down and give its memory back
+    /// Write the state of a workspace to disk and free its memory
     Suspend {
-        /// Its name
+        /// Name of the workspace
         name: String,
-        /// Store only what differs from the snapshot it was started from
+        /// Store only the pages that differ from the snapshot it was started from
         #[arg(long)]
         diff: bool,
     },
-    /// Start it again
+    /// Start a suspended workspace
     Resume {
-        /// Its name
+        /// Name of the workspace
         name: String,
     },
     /// List workspaces
     List,
-    /// End it and forget its state
+    /// Delete a workspace and its state
     Delete {
-        /// Its name
+        /// Name of the workspace
         name: String,
     },
 }

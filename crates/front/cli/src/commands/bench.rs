@@ -1,4 +1,4 @@
-//! `forkd bench`: hands over to `forkd-bench`, here or in the machine.
+//! `forkd bench`: executes `forkd-bench`, here or in the machine.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -18,7 +18,7 @@ const PROGRAM: &str = "forkd-bench";
 pub fn run(args: &BenchArgs, ui: &Ui) -> CliResult {
     let this = std::env::current_exe().context("cannot find this program")?;
     let mut command = if needs_guests(&args.args) && in_machine()? {
-        ui.talk("/dev/kvm of this host does not run guests: measuring in the machine");
+        ui.talk("/dev/kvm of this host cannot run guests: measuring in the machine");
         let mut command = Command::new(&this);
         command.args(["machine", "exec", "--", PROGRAM]);
         command
@@ -29,13 +29,13 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> CliResult {
         command.arg("--help");
     }
     command.args(&args.args);
-    // Returns only when it fails.
+    // exec returns only on failure.
     Err(CliError::from(anyhow::Error::from(command.exec()).context(
         format!("cannot start {}", command.get_program().display()),
     )))
 }
 
-/// Whether the benchmark runs real guests. A question for help never does.
+/// Whether the benchmark runs guests. `--help` never does.
 fn needs_guests(args: &[String]) -> bool {
     let help = |arg: &String| matches!(arg.as_str(), "-h" | "--help" | "help");
     args.first().is_some_and(|name| name != "primitives") && !args.iter().any(help)
@@ -49,7 +49,7 @@ fn in_machine() -> Result<bool, CliError> {
         return Ok(true);
     }
     Err(CliError::from(anyhow!(
-        "/dev/kvm of this host does not run guests, and no machine runs"
+        "/dev/kvm of this host cannot run guests, and no machine is running"
     ))
     .with_hint("start one with `forkd machine start`"))
 }
@@ -59,7 +59,7 @@ fn beside(this: &Path) -> Result<std::path::PathBuf, CliError> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(CliError::from(anyhow!("{} is not there", path.display()))
+    Err(CliError::from(anyhow!("{} does not exist", path.display()))
         .with_hint("`make build` builds it beside this program"))
 }
 

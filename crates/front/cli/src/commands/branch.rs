@@ -1,4 +1,4 @@
-//! `forkd branch`: a running sandbox under a name.
+//! `forkd branch`: freezes a running sandbox as a snapshot.
 
 use forkd_api::{BranchMode, BranchRequest, SnapshotInfo};
 
@@ -27,14 +27,14 @@ pub fn run(args: BranchArgs, ui: &Ui) -> CliResult {
     })
 }
 
-/// A new snapshot as lines.
+/// Prints a new snapshot.
 pub fn show(made: &SnapshotInfo, json: bool, ui: &Ui) -> std::io::Result<()> {
     if json {
         return ui.json(made);
     }
     if let Some(us) = made.pause_us {
         ui.aside(format_args!(
-            "branch ready; the sandbox stood still for {:.1} ms",
+            "branch ready; the sandbox was paused for {:.1} ms",
             us as f64 / 1000.0
         ));
     }

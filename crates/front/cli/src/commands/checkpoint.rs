@@ -1,4 +1,4 @@
-//! `forkd checkpoint`: points a sandbox can go back to.
+//! `forkd checkpoint`: makes, lists and deletes checkpoints of a sandbox.
 
 use forkd_api::CheckpointRequest;
 
@@ -46,7 +46,7 @@ pub fn run(args: CheckpointArgs, ui: &Ui) -> CliResult {
             ui.aside("nothing has changed since the last checkpoint");
         } else {
             ui.aside(format_args!(
-                "the sandbox stood still for {:.1} ms",
+                "the sandbox was paused for {:.1} ms",
                 made.pause_us as f64 / 1000.0
             ));
         }

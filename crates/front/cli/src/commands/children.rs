@@ -1,4 +1,4 @@
-//! Sandboxes that a command starts for itself.
+//! Starting and deleting sandboxes, for `spawn`, `fork`, `run` and `quickstart`.
 
 use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo};
 use forkd_rest_client::Client;
@@ -8,10 +8,10 @@ use crate::daemon::failed;
 use crate::error::CliError;
 use crate::ui::Ui;
 
-/// Requests to end one that are under way at once.
+/// Concurrent requests when sandboxes are deleted.
 const PARALLEL: usize = 32;
 
-/// Starts children of a snapshot, or of a running sandbox, whose limits they have.
+/// Starts children from a snapshot, or from a running sandbox, whose limits they inherit.
 pub async fn start(
     client: &Client,
     sandbox: Option<&str>,
@@ -23,6 +23,7 @@ pub async fn start(
                 n: request.n,
                 timeout_secs: request.timeout_secs,
                 labels: request.labels,
+                freeze: false,
             };
             client.fork(id, &request).await
         }
@@ -31,8 +32,8 @@ pub async fn start(
     started.map_err(failed)
 }
 
-/// Ends sandboxes. One that failed or expired is gone already, and one that cannot be ended now is deleted by the daemon
-/// when its time is over.
+/// Deletes sandboxes. Errors are ignored: a failed or expired sandbox is already gone, and the daemon deletes the others
+/// when their lifetime is over.
 pub async fn end(client: &Client, children: &[SandboxInfo]) {
     futures::stream::iter(children)
         .for_each_concurrent(PARALLEL, |child| async move {
@@ -41,7 +42,7 @@ pub async fn end(client: &Client, children: &[SandboxInfo]) {
         .await;
 }
 
-/// Says so if a limit on memory was asked for and not every one of them has it.
+/// Warns if a memory limit was requested and the daemon could not set it on every child.
 pub fn warn_without_limit(wanted: Option<u64>, children: &[SandboxInfo], ui: &Ui) {
     let without = children
         .iter()
@@ -49,7 +50,7 @@ pub fn warn_without_limit(wanted: Option<u64>, children: &[SandboxInfo], ui: &Ui
         .count();
     if let (Some(wanted), 1..) = (wanted, without) {
         ui.talk(format_args!(
-            "warning: {without} of {} have no limit of {wanted} MiB; the daemon's log says why it cannot set one",
+            "warning: {without} of {} sandboxes run without the memory limit of {wanted} MiB; the daemon's log says why it could not be set",
             children.len()
         ));
     }

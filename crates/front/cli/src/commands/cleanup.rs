@@ -1,4 +1,4 @@
-//! `forkd cleanup`: what nobody can use any more.
+//! `forkd cleanup`: deletes failed sandboxes and unusable snapshots.
 
 use forkd_api::{ErrorCode, SandboxState, SnapshotStatus};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::error::{CliResult, Exit};
 use crate::table::table;
 use crate::ui::Ui;
 
-/// Something to remove.
+/// A failed sandbox or an unusable snapshot.
 #[derive(Debug, Serialize)]
 struct Leftover {
     kind: &'static str,
@@ -92,7 +92,7 @@ fn show(found: &[Leftover], args: &CleanupArgs, ui: &Ui) -> std::io::Result<()> 
     });
     ui.line(table(["", "WHAT", "NAME", "WHY"], rows))?;
     if !args.yes {
-        ui.aside("nothing was removed; `forkd cleanup --yes` does it");
+        ui.aside("nothing was deleted; `forkd cleanup --yes` deletes these");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `forkd completions`: scripts generated from the argument types.
+//! `forkd completions`: prints a completion script generated from the argument types.
 
 use clap::CommandFactory;
 

@@ -1,4 +1,4 @@
-//! `forkd cp`: files into and out of a sandbox.
+//! `forkd cp`: copies a file into or out of a sandbox.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliError, CliResult, Exit};
 use crate::ui::Ui;
 
-/// What is read at once.
+/// Bytes per read.
 const PIECE: usize = 256 * 1024;
 
 /// One side of a copy.
@@ -40,10 +40,10 @@ impl<'a> Side<'a> {
 /// Runs `forkd cp`.
 pub fn run(args: &CpArgs, ui: &Ui) -> CliResult {
     if args.json && args.to == "-" {
-        return Err(
-            CliError::from(anyhow!("standard output cannot take the file and JSON"))
-                .with_hint("leave --json out, or name a file"),
-        );
+        return Err(CliError::from(anyhow!(
+            "--json and a file on standard output exclude each other"
+        ))
+        .with_hint("leave --json out, or copy to a file"));
     }
     let client = connect(&args.daemon)?;
     block_on(async {
@@ -59,7 +59,7 @@ pub fn run(args: &CpArgs, ui: &Ui) -> CliResult {
             (Side::Guest { id, path }, Side::Here(to)) => download(&client, id, path, to).await?,
             _ => {
                 return Err(CliError::from(anyhow!(
-                    "one side must be in a sandbox and the other one here"
+                    "source and target must be one local path and one path in a sandbox"
                 ))
                 .with_hint("write a path in a sandbox as ID:/PATH"));
             }
@@ -79,10 +79,10 @@ async fn upload(
 ) -> Result<WriteResult, CliError> {
     if from == "-" {
         if path.ends_with('/') {
-            return Err(
-                CliError::from(anyhow!("what comes from standard input has no name"))
-                    .with_hint(format!("write the whole path: {id}:{path}NAME")),
-            );
+            return Err(CliError::from(anyhow!(
+                "standard input has no file name, and the target is a directory"
+            ))
+            .with_hint(format!("write the whole path: {id}:{path}NAME")));
         }
         return client
             .write_file(id, path, None, pieces(tokio::io::stdin()))
@@ -94,8 +94,8 @@ async fn upload(
     let about = file.metadata().await.with_context(unreadable)?;
     if about.is_dir() {
         return Err(
-            CliError::from(anyhow!("{from} is a folder")).with_hint(format!(
-                "pack it: tar c {from} | forkd exec -i {id} -- tar x"
+            CliError::from(anyhow!("{from} is a directory")).with_hint(format!(
+                "copy it as an archive: tar c {from} | forkd exec -i {id} -- tar x"
             )),
         );
     }
@@ -112,7 +112,7 @@ async fn upload(
         .map_err(failed)
 }
 
-/// What can be read, piece by piece.
+/// The content of a reader as a stream.
 fn pieces(
     from: impl AsyncRead + Unpin + Send + 'static,
 ) -> impl Stream<Item = std::io::Result<Vec<u8>>> + Send + 'static {
@@ -168,7 +168,7 @@ async fn save(
     Ok(bytes)
 }
 
-/// A file that gets its name when it is whole, and is gone if it never is.
+/// A temporary file beside the target. [`Staging::keep`] renames it to the target; otherwise dropping it deletes it.
 struct Staging {
     path: PathBuf,
     target: PathBuf,
@@ -176,10 +176,10 @@ struct Staging {
 
 impl Staging {
     fn beside(target: &Path) -> Self {
-        // A link stays one; what it points to is replaced.
+        // A symbolic link is kept; the file it points to is replaced.
         let target = target.canonicalize().unwrap_or_else(|_| target.to_owned());
         let path = match fs::metadata(&target) {
-            // A device or a pipe is no file that could be replaced.
+            // A device or a pipe cannot be replaced by a rename: write to it directly.
             Ok(about) if !about.is_file() => target.clone(),
             _ => {
                 let mut name = target.file_name().unwrap_or_default().to_owned();
@@ -208,7 +208,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.is_target() {
-            // It is not there any more if it has its name.
+            // Already renamed to the target: nothing to remove.
             let _ = fs::remove_file(&self.path);
         }
     }

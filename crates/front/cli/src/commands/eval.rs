@@ -1,4 +1,4 @@
-//! `forkd eval`: code in the warm interpreter.
+//! `forkd eval`: evaluates code in the warm interpreter of a sandbox.
 
 use forkd_api::EvalRequest;
 

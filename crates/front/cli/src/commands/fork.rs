@@ -1,4 +1,4 @@
-//! `forkd fork`: children that live as long as the command.
+//! `forkd fork`: starts children, prints timings, and deletes the children on exit.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use crate::error::CliResult;
 use crate::signals::Stop;
 use crate::ui::Ui;
 
-/// Past the time asked for, after which the daemon deletes children that this command could not.
+/// Seconds after `--settle-secs` at which the daemon deletes children that this command could not delete.
 const SLACK: u64 = 60;
 
 /// Runs `forkd fork`.
 pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
     block_on(async {
-        // In place before there are children, so that no signal leaves any behind.
+        // Installed before the first child starts, so that no signal leaves a child behind.
         let mut stop = Stop::listen()?;
         let mut stopping = false;
         let started = Instant::now();
@@ -31,11 +31,11 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
                 children = &mut starting => break children?,
                 exit = stop.asked() => {
                     if stopping {
-                        ui.talk("the children are left to the daemon, which deletes them when their time is over");
+                        ui.talk("interrupted again: the daemon deletes the children when their lifetime is over");
                         return Ok(exit);
                     }
                     stopping = true;
-                    ui.talk("the children are deleted as soon as they have started; once more, and they are left");
+                    ui.talk("interrupted: deleting the children as soon as they have started; interrupt again to leave that to the daemon");
                 }
             }
         };
@@ -44,7 +44,7 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
             .iter()
             .filter(|child| child.state != SandboxState::Failed)
             .count();
-        warn_without_limit(args.memory_limit_mib, &children, ui);
+        warn_without_limit(args.limits.memory_mib(), &children, ui);
         let reported = report(args, ui, &children, wall, alive);
         if !stopping && reported.is_ok() {
             tokio::select! {
@@ -63,7 +63,7 @@ fn request(args: &ForkArgs) -> CreateSandboxes {
         snapshot_tag: args.tag.clone().unwrap_or_default(),
         n: args.n,
         per_child_netns: args.per_child_netns,
-        memory_limit_mib: args.memory_limit_mib,
+        limits: args.limits.request(),
         timeout_secs: Some(args.settle_secs.saturating_add(SLACK)),
         ..CreateSandboxes::default()
     }

@@ -1,4 +1,4 @@
-//! `forkd images`: snapshots, and what they are built from.
+//! `forkd images`: lists snapshots, or the images they are built from.
 
 use crate::args::ImagesArgs;
 use crate::daemon::{block_on, connect, failed};
@@ -32,7 +32,7 @@ pub fn run(args: &ImagesArgs, ui: &Ui) -> CliResult {
             ui.json(&all)?;
         } else if all.is_empty() {
             ui.aside(
-                "no snapshots; make one with `forkd snapshot --tag NAME --image python-numpy`",
+                "no snapshots; create one with `forkd snapshot --tag NAME --image python-numpy`",
             );
         } else {
             let rows = all.iter().map(|snapshot| {

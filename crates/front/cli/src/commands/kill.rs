@@ -1,4 +1,4 @@
-//! `forkd kill`: the end of sandboxes.
+//! `forkd kill`: deletes sandboxes.
 
 use futures::StreamExt;
 
@@ -8,7 +8,7 @@ use crate::error::CliResult;
 use crate::outcome::{self, Outcome};
 use crate::ui::Ui;
 
-/// Requests that are under way at once.
+/// Concurrent requests.
 const PARALLEL: usize = 16;
 
 /// Runs `forkd kill`.

@@ -1,6 +1,9 @@
-//! `forkd logs`: the console of a sandbox.
+//! `forkd logs`: prints the console of a sandbox.
+
+use std::io::IsTerminal;
 
 use crate::args::LogsArgs;
+use crate::console;
 use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliResult, Exit};
 use crate::ui::Ui;
@@ -9,11 +12,15 @@ use crate::ui::Ui;
 pub fn run(args: &LogsArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
     block_on(async {
-        let console = client.logs(&args.id, args.tail).await.map_err(failed)?;
-        if console.is_empty() {
-            ui.aside("nothing was written to the console since the sandbox started");
+        let bytes = client.logs(&args.id, args.tail).await.map_err(failed)?;
+        if bytes.is_empty() {
+            ui.aside("the sandbox has written nothing to its console since it started");
         }
-        ui.raw(&console)?;
+        if args.raw || !std::io::stdout().is_terminal() {
+            ui.raw(&bytes)?;
+        } else {
+            ui.raw(console::printable(&bytes).as_bytes())?;
+        }
         Ok(Exit::OK)
     })
 }

@@ -1,4 +1,4 @@
-//! `forkd ls`: live sandboxes.
+//! `forkd ls`: lists live sandboxes.
 
 use crate::args::LsArgs;
 use crate::daemon::{block_on, connect, failed};

@@ -1,4 +1,4 @@
-//! `forkd man`: manual pages generated from the argument types.
+//! `forkd man`: prints manual pages generated from the argument types.
 
 use anyhow::Context;
 use clap::CommandFactory;

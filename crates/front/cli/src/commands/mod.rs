@@ -1,4 +1,4 @@
-//! What each subcommand does: a file for each, with a `run`, and what several of them share.
+//! The subcommands: one file each, with a function `run`, plus modules that several of them share.
 
 mod bench;
 mod branch;
@@ -40,7 +40,7 @@ use crate::args::{Cli, Command};
 use crate::error::{CliResult, Exit};
 use crate::ui::Ui;
 
-/// Runs what was asked for.
+/// Runs the parsed command. Its own failures exit with 125 where the exit code is otherwise that of a program.
 pub fn run(cli: Cli, ui: &Ui) -> CliResult {
     if cli.command.passes_code_on() {
         return dispatch(cli.command, ui).map_err(|error| error.with_exit(Exit::OURS));

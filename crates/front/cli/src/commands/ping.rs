@@ -1,4 +1,4 @@
-//! `forkd ping`: is the agent there.
+//! `forkd ping`: checks that the agent of a sandbox answers.
 
 use crate::args::PingArgs;
 use crate::daemon::{block_on, connect, failed};

@@ -1,4 +1,4 @@
-//! `forkd quickstart`: what forkd does, in one minute, with the numbers of this host.
+//! `forkd quickstart`: shows what forkd does and measures it on this host.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,25 +18,25 @@ use crate::signals::Stop;
 use crate::table::{bytes, table};
 use crate::ui::Ui;
 
-/// The snapshot it makes of the usual image.
+/// Tag of the snapshot of the default image.
 const TAG: &str = "quickstart";
-/// The label of sandboxes that live as long as the command.
+/// Label of the sandboxes that the command deletes at its end.
 const LABEL: &str = "quickstart";
-/// Requests that are under way at once.
+/// Concurrent requests.
 const PARALLEL: usize = 16;
 
-/// Between two looks at a snapshot that is being written.
+/// Polling interval for a snapshot that is still being written.
 const PACE: Duration = Duration::from_millis(200);
 
-/// What was measured: a line each.
+/// Measurements, one per line.
 type Rows = Vec<[String; 3]>;
 
-/// What one run makes besides the parent, and takes away again.
+/// One run. The parent snapshot stays; the branch and the labelled sandboxes are deleted at the end.
 struct Tour {
     client: Client,
-    /// The parent, which stays.
+    /// Tag of the parent.
     tag: String,
-    /// The snapshot of a child.
+    /// Tag of the branched child.
     branch: String,
     /// The value of [`LABEL`].
     run: String,
@@ -52,9 +52,9 @@ pub fn run(args: &QuickstartArgs, ui: &Ui) -> CliResult {
             exit = stop.asked() => Ok(exit),
         };
         if shown.as_ref().is_ok_and(|exit| *exit != Exit::OK) {
-            ui.talk("interrupted: what was started is taken away");
+            ui.talk("interrupted: deleting sandboxes and branch");
         }
-        // Once more, and it is left to the daemon.
+        // A second interrupt leaves the clean-up to the daemon.
         tokio::select! {
             () = tour.clean_up(ui) => {}
             _ = stop.asked() => {}
@@ -66,7 +66,7 @@ pub fn run(args: &QuickstartArgs, ui: &Ui) -> CliResult {
     })
 }
 
-/// The parent of an image; that of the usual one has the short name.
+/// Tag of the parent of an image; that of the default image has no suffix.
 fn parent_of(image: &str) -> String {
     if image == DEFAULT_IMAGE {
         TAG.to_owned()
@@ -75,20 +75,20 @@ fn parent_of(image: &str) -> String {
     }
 }
 
-/// What to type next, with this program spelt so that it can be.
+/// Prints commands to try next, with this program spelt so that they work.
 fn next(tag: &str, ui: &Ui) -> std::io::Result<()> {
     let program = spelling();
     ui.line("next:")?;
     let commands = [
         (
             format!("{program} spawn --tag {tag} -n 3"),
-            "three sandboxes that stay",
+            "fork three sandboxes that stay",
         ),
         (
             format!("{program} shell ID"),
-            "look around in one; `ls` has the ids",
+            "open a shell in one; `ls` lists IDs",
         ),
-        (format!("{program} kill --all"), "end them"),
+        (format!("{program} kill --all"), "delete them"),
     ];
     let width = commands
         .iter()
@@ -101,7 +101,7 @@ fn next(tag: &str, ui: &Ui) -> std::io::Result<()> {
     Ok(())
 }
 
-/// `forkd` where the search path leads here, else the path that was typed.
+/// `forkd` if PATH finds this program, else the path that was typed.
 fn spelling() -> String {
     let typed = std::env::args_os().next().map(PathBuf::from);
     let Some(typed) = typed.filter(|typed| typed.components().count() > 1) else {
@@ -167,10 +167,7 @@ impl Tour {
             "==> a warm parent of {}, {} children of it",
             args.image, args.n
         ));
-        let parent = OwnSnapshot {
-            tag: &self.tag,
-            image: &args.image,
-        };
+        let parent = OwnSnapshot::tagged(&self.tag, &args.image);
         let ((children, took), made) = parent
             .start(&self.client, ui, async || {
                 self.spawn(&self.tag, args.n).await
@@ -178,7 +175,7 @@ impl Tour {
             .await?;
         check_started(&children)?;
         rows.push(match made {
-            Some(took) => line("boot, warm up, freeze", took, "once"),
+            Some(took) => line("boot, warm up, freeze", took, "only the first time"),
             None => [
                 "boot, warm up, freeze".into(),
                 "-".into(),
@@ -206,13 +203,13 @@ impl Tour {
         ui: &Ui,
         rows: &mut Rows,
     ) -> Result<(), CliError> {
-        ui.talk("==> each child computes something of its own");
+        ui.talk("==> evaluating different code in each child");
         let started = Instant::now();
         self.squares(children).await?;
         rows.push(line(
-            "ask each for another square",
+            "evaluate code in each",
             started.elapsed(),
-            "all right",
+            "all answers correct",
         ));
         let Some(first) = children.first() else {
             return Ok(());
@@ -221,7 +218,7 @@ impl Tour {
             .eval(&first.id, "memory = 'of the branch'")
             .await
             .map_err(failed)?;
-        ui.talk("==> the first one is branched while it runs");
+        ui.talk("==> branching the first child while it runs");
         let started = Instant::now();
         let request = BranchRequest {
             tag: Some(self.branch.clone()),
@@ -234,7 +231,7 @@ impl Tour {
             .map_err(failed)?;
         let pause = Duration::from_micros(branch.pause_us.unwrap_or_default());
         let own = bytes(branch.diff_physical_bytes.unwrap_or_default());
-        let note = format!("it stood still for {}; {own} of its own", time(pause));
+        let note = format!("paused for {}; {own} stored", time(pause));
         rows.push(line("branch one", started.elapsed(), &note));
         self.grandchildren(rows).await
     }
@@ -263,7 +260,7 @@ impl Tour {
         rows.push(line(
             "fork 2 children of the branch",
             took,
-            "they know what it knew",
+            "they have its memory",
         ));
         for child in &children {
             let answer = self
@@ -291,22 +288,25 @@ impl Tour {
         Ok((children, started.elapsed()))
     }
 
-    /// Ends the sandboxes and removes the branch, however far it came. The daemon deletes what this cannot reach when
-    /// its time is over.
+    /// Deletes the sandboxes and the branch, whatever exists of them. The daemon deletes sandboxes that this cannot reach
+    /// when their lifetime is over.
     async fn clean_up(&self, ui: &Ui) {
         let mut ours = self.client.sandboxes().await.unwrap_or_default();
         ours.retain(|one| one.labels.get(LABEL) == Some(&self.run));
         end(&self.client, &ours).await;
         let removed = self.remove_branch().await;
-        // It may not have come so far, and a daemon that does not answer is complained of already.
+        // Without a branch there is nothing to delete, and an unreachable daemon is already reported.
         if let Err(error) = removed
             && !matches!(error.code(), None | Some(ErrorCode::SnapshotNotFound))
         {
-            ui.talk(format_args!("the snapshot {} stays: {error}", self.branch));
+            ui.talk(format_args!(
+                "snapshot {} was not deleted: {error}",
+                self.branch
+            ));
         }
     }
 
-    /// One that is still being written can be removed when it is whole.
+    /// Waits for a branch that is still being written, then deletes it.
     async fn remove_branch(&self) -> Result<(), Error> {
         loop {
             match self.client.delete_snapshot(&self.branch, false, true).await {

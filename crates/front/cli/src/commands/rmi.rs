@@ -1,4 +1,4 @@
-//! `forkd rmi`: the end of snapshots.
+//! `forkd rmi`: deletes snapshots.
 
 use crate::args::RmiArgs;
 use crate::daemon::{block_on, connect};

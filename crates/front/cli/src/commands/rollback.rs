@@ -1,4 +1,4 @@
-//! `forkd rollback`: a sandbox goes back to a checkpoint.
+//! `forkd rollback`: returns a sandbox to a checkpoint.
 
 use forkd_api::RollbackRequest;
 
@@ -17,7 +17,7 @@ pub fn run(args: RollbackArgs, ui: &Ui) -> CliResult {
             ui.json(&done)?;
         } else {
             ui.aside(format_args!(
-                "{} pages put back in {:.1} ms; the agent answered after {:.1} ms",
+                "{} pages restored in {:.1} ms; the agent answered after {:.1} ms",
                 done.pages,
                 done.pause_us as f64 / 1000.0,
                 done.ready_us as f64 / 1000.0

@@ -1,46 +1,54 @@
-//! `forkd shell`: a terminal in a sandbox.
+//! `forkd shell`: a program in a sandbox on the user's terminal.
 
-use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 
 use anyhow::anyhow;
 use forkd_api::{ExecFrame, TerminalInput, TerminalStart};
-use forkd_rest_client::{Terminal, TerminalEvent};
+use forkd_rest_client::{Client, Terminal, TerminalEvent};
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::exec::{broken, exit_of};
 use crate::args::ShellArgs;
 use crate::daemon::{block_on, connect, failed};
-use crate::error::{CliResult, Exit};
+use crate::error::{CliError, CliResult, Exit};
 use crate::terminal::{self, RawMode};
 use crate::ui::Ui;
 
 /// Runs `forkd shell`.
 pub fn run(args: ShellArgs, _ui: &Ui) -> CliResult {
-    if !std::io::stdin().is_terminal() {
-        return Err(
-            crate::error::CliError::from(anyhow!("standard input is no terminal"))
-                .with_hint(format!("use `forkd exec -i {} -- COMMAND`", args.id)),
-        );
-    }
+    need_terminal(&format!("use `forkd exec -i {} -- COMMAND`", args.id))?;
     let client = connect(&args.daemon)?;
-    let (rows, cols) = terminal::size();
     let start = TerminalStart {
         args: args.command,
-        env: BTreeMap::from([("TERM".to_owned(), terminal::kind())]),
-        cwd: None,
         user: args.user,
-        rows: Some(rows),
-        cols: Some(cols),
+        ..TerminalStart::default()
     };
-    block_on(async {
-        let program = client.terminal(&args.id, &start).await.map_err(failed)?;
-        let raw = RawMode::enter()?;
-        let exit = talk(program).await;
-        drop(raw);
-        exit
-    })
+    block_on(on_terminal(&client, &args.id, start))
+}
+
+/// Refuses to go on if standard input is not a terminal.
+pub fn need_terminal(hint: &str) -> Result<(), CliError> {
+    if std::io::stdin().is_terminal() {
+        return Ok(());
+    }
+    Err(CliError::from(anyhow!("standard input is not a terminal")).with_hint(hint))
+}
+
+/// Runs a program on the user's terminal and returns its exit code. The guest gets the size and the kind of the terminal.
+pub async fn on_terminal(client: &Client, id: &str, mut start: TerminalStart) -> CliResult {
+    let (rows, cols) = terminal::size();
+    start.rows = Some(rows);
+    start.cols = Some(cols);
+    start
+        .env
+        .entry("TERM".to_owned())
+        .or_insert_with(terminal::kind);
+    let program = client.terminal(id, &start).await.map_err(failed)?;
+    let raw = RawMode::enter()?;
+    let exit = talk(program).await;
+    drop(raw);
+    exit
 }
 
 async fn talk(mut program: Terminal) -> CliResult {
@@ -57,7 +65,7 @@ async fn talk(mut program: Terminal) -> CliResult {
                 Some(TerminalEvent::Frame(ExecFrame::Exit { exit_code, .. })) => return Ok(exit_of(exit_code)),
                 Some(TerminalEvent::Frame(ExecFrame::Error { error, code })) => return Err(broken(error, code)),
                 Some(TerminalEvent::Frame(_)) => {}
-                None => return Err(anyhow!("the connection ended before the shell did").into()),
+                None => return Err(anyhow!("the daemon closed the connection before the program ended").into()),
             },
             count = input.read(&mut buffer) => {
                 let count = count?;

@@ -1,4 +1,4 @@
-//! `forkd snapshot`: a parent under a name.
+//! `forkd snapshot`: boots a parent and freezes it, or freezes a running sandbox.
 
 use anyhow::{Context, anyhow};
 use forkd_api::{BranchMode, BranchRequest, CreateSnapshot};
@@ -30,17 +30,17 @@ pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
             Ok(Exit::OK)
         });
     }
-    // What was typed comes before what is in the environment.
+    // Flags take precedence over the environment.
     let rootfs = if args.image.is_some() {
         None
     } else {
         args.rootfs.or_else(|| variable("FORKD_ROOTFS"))
     };
     if args.image.is_none() && rootfs.is_none() {
-        return Err(CliError::from(anyhow!(
-            "nothing to boot from: neither --image nor --rootfs is given"
-        ))
-        .with_hint("`forkd images --images` lists the images there are"));
+        return Err(
+            CliError::from(anyhow!("nothing to boot from: give --image or --rootfs"))
+                .with_hint("`forkd images --images` lists the installed images"),
+        );
     }
     let warmup = match &args.warmup {
         Some(text) => shell_words::split(text).context("--warmup cannot be split into words")?,
@@ -55,7 +55,7 @@ pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
         rw: args.rw,
         tap: args.tap,
         boot_wait_secs: args.boot_wait_secs,
-        mem_size_mib: args.mem_size_mib,
+        mem_size_mib: args.memory.map(|memory| memory.0),
         vcpus: args.vcpus,
         warmup,
         warmup_code: args.warmup_code,
@@ -64,7 +64,7 @@ pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
         labels: std::collections::BTreeMap::new(),
     };
     block_on(async {
-        ui.aside("booting the parent, warming it up, freezing it …");
+        ui.aside("booting a parent, warming it up, freezing it …");
         let made = client.create_snapshot(&request).await.map_err(failed)?;
         show(&made, json, ui)?;
         Ok(Exit::OK)

@@ -1,4 +1,4 @@
-//! `forkd snapshot-compact`: a snapshot without parents.
+//! `forkd snapshot-compact`: copies a snapshot into one that depends on no parent.
 
 use super::branch::show;
 use crate::args::SnapshotCompactArgs;

@@ -1,4 +1,4 @@
-//! `forkd snapshot-diff`: a snapshot, a command, and the result under a new name.
+//! `forkd snapshot-diff`: runs a command in a child of a snapshot and freezes the result.
 
 use anyhow::{Context, anyhow};
 use forkd_api::{BranchMode, BranchRequest, CreateSandboxes, ExecRequest, SnapshotInfo};
@@ -26,7 +26,7 @@ pub fn run(args: &SnapshotDiffArgs, ui: &Ui) -> CliResult {
             .map(|child| child.id.clone())
             .unwrap_or_default();
         let made = change(&client, &id, command, args).await;
-        // The sandbox goes, whatever became of the rest.
+        // The child is deleted in every case.
         let _ = client.kill(&id).await;
         let made = made?;
         if args.json {
@@ -61,7 +61,7 @@ async fn change(
     let done = client.exec(id, &exec).await.map_err(failed)?;
     if done.exit_code != 0 {
         return Err(anyhow!(
-            "the command ended with {}\n{}{}",
+            "the command failed with exit code {}\n{}{}",
             done.exit_code,
             done.stdout,
             done.stderr

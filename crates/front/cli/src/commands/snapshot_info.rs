@@ -1,4 +1,4 @@
-//! `forkd snapshot-info`: all about a snapshot.
+//! `forkd snapshot-info`: describes a snapshot.
 
 use crate::args::SnapshotInfoArgs;
 use crate::daemon::{block_on, connect, failed};

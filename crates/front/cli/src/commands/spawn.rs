@@ -1,4 +1,4 @@
-//! `forkd spawn`: children that stay.
+//! `forkd spawn`: starts children that stay.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         snapshot_tag: args.tag.unwrap_or_default(),
         n: args.n,
         per_child_netns: args.per_child_netns,
-        memory_limit_mib: args.memory_limit_mib,
+        memory_limit_mib: None,
+        limits: args.limits.request(),
         prewarm: args.prewarm,
         live_fork: args.live_fork,
         hugepages: args.hugepages,
@@ -27,7 +28,7 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
     };
     block_on(async {
         let children = start(&client, args.sandbox.as_deref(), request).await?;
-        warn_without_limit(args.memory_limit_mib, &children, ui);
+        warn_without_limit(args.limits.memory_mib(), &children, ui);
         if args.json {
             ui.json(&children)?;
         } else {
@@ -39,13 +40,13 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
     })
 }
 
-/// Up to the next one, and never none: a time of 0 is no limit to the daemon.
+/// Rounds up to at least one second, because 0 means "never" to the daemon.
 fn whole_seconds(time: Duration) -> u64 {
     let more = u64::from(time.subsec_nanos() > 0);
     time.as_secs().saturating_add(more).max(1)
 }
 
-/// One child as a line. Its address means something in a network namespace only.
+/// One line per child. The address is printed only with its network namespace, where it is valid.
 fn line(child: &SandboxInfo) -> String {
     let id = &child.id;
     if let Some(body) = &child.error {
@@ -61,7 +62,7 @@ fn line(child: &SandboxInfo) -> String {
     text
 }
 
-/// Success if every child runs.
+/// Failure if a child did not start.
 pub fn outcome(children: &[SandboxInfo]) -> Exit {
     if children
         .iter()

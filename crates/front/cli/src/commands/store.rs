@@ -1,4 +1,4 @@
-//! `forkd store`: what snapshots take on disk, and whether they are whole.
+//! `forkd store`: shows disk usage, or checks for damage.
 
 use forkd_api::{FsckReport, StoreUsage};
 
@@ -22,7 +22,7 @@ pub fn run(args: &StoreArgs, ui: &Ui) -> CliResult {
             return Ok(Exit::OK);
         }
         if args.deep {
-            ui.aside("reading everything …");
+            ui.aside("reading every blob …");
         }
         let report = client.fsck(args.deep).await.map_err(failed)?;
         if args.json {

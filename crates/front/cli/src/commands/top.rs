@@ -1,4 +1,4 @@
-//! `forkd top`: what live sandboxes use.
+//! `forkd top`: shows memory and CPU time of live sandboxes.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -12,7 +12,7 @@ use crate::error::{CliResult, Exit};
 use crate::table::{age, bytes, table};
 use crate::ui::Ui;
 
-/// The cursor to the corner, and everything after it cleared.
+/// Moves the cursor to the upper left corner and clears the screen.
 const CLEAR: &[u8] = b"\x1b[H\x1b[J";
 
 /// Runs `forkd top`.
@@ -68,7 +68,7 @@ fn show(all: &[SandboxStats], before: &HashMap<String, u64>, passed: Duration) -
     });
     let header = ["ID", "SNAPSHOT", "STATE", "CPU", "OWN", "SHARED", "AGE"];
     format!(
-        "{} sandboxes, {} of their own\n{}",
+        "{} sandboxes, {} of unshared memory\n{}",
         all.len(),
         bytes(own),
         table(header, rows)

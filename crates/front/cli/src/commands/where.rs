@@ -1,4 +1,4 @@
-//! `forkd where`: the directories forkd uses.
+//! `forkd where`: prints the directories that forkd uses.
 
 use anyhow::anyhow;
 use forkd_machine::dirs::Dirs;

@@ -1,4 +1,4 @@
-//! `forkd workspace`: sandboxes with a name.
+//! `forkd workspace`: manages named sandboxes that can be suspended.
 
 use forkd_api::{CreateWorkspace, WorkspaceInfo};
 
@@ -18,13 +18,13 @@ pub fn run(args: WorkspaceArgs, ui: &Ui) -> CliResult {
                 name,
                 snapshot,
                 per_child_netns,
-                memory_limit_mib,
+                memory_limit,
             } => {
                 let request = CreateWorkspace {
                     name,
                     snapshot_tag: snapshot,
                     per_child_netns,
-                    memory_limit_mib,
+                    memory_limit_mib: memory_limit.map(|size| u64::from(size.0)),
                 };
                 client.create_workspace(&request).await.map_err(failed)?
             }

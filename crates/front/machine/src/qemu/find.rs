@@ -1,4 +1,6 @@
-//! Finding a QEMU that works.
+//! Finds a QEMU that is new enough.
+//!
+//! Order: `FORKD_QEMU`, the programs in `PATH`, then the QEMU that `make setup` unpacked into the cache.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,21 +10,19 @@ use crate::dirs::{Dirs, named};
 use crate::error::MachineError;
 
 const PROGRAM: &str = "qemu-system-x86_64";
-/// Older ones corrupt SMP guests in which nested virtualisation is used.
+/// Older versions corrupt SMP guests that use nested virtualisation.
 const MINIMUM_MAJOR: u32 = 10;
 
 /// A QEMU that is new enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qemu {
-    /// Where it is.
     pub program: PathBuf,
-    /// What it says its version is.
+    /// The version as QEMU prints it.
     pub version: String,
 }
 
 impl Qemu {
-    /// The one that `FORKD_QEMU` names, else the first new enough of those in `PATH` and the one that
-    /// set-up unpacked into the cache.
+    /// Returns `FORKD_QEMU`, or the first QEMU in `PATH` and in the cache that is new enough.
     pub fn find(dirs: &Dirs) -> Result<Self, MachineError> {
         if let Some(named) = named("FORKD_QEMU") {
             return Self::first_of([named]);

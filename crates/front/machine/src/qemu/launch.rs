@@ -1,4 +1,7 @@
-//! QEMU's command line, and starting it.
+//! QEMU's command line and its start.
+//!
+//! [`launch`] returns when QEMU has opened its files, sockets and ports and runs in the background.
+//! [`running`] finds that process again by the pid file.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,13 +24,13 @@ pub(crate) const AGENT_PORT: u16 = 1024;
 /// Port of the daemon inside the machine.
 pub(crate) const API_PORT: u16 = 8889;
 
-/// `panic=-1` with `-no-reboot` ends QEMU when the kernel dies, instead of leaving a machine that
-/// answers nothing. A kernel whose CPUs stand still for a minute counts as dead: emulated ones were seen to take
-/// an interrupt with interrupts off while guests ran, and then wait for a lock they hold.
+/// `panic=-1` with `-no-reboot` ends QEMU when the kernel panics. A kernel whose CPUs stand still for a
+/// minute panics: emulated CPUs were seen to take an interrupt with interrupts off and then to wait for a
+/// lock that they hold.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 softlockup_panic=1 \
     watchdog_thresh=30 forkd.role=machine tsc=reliable no_timer_check";
 
-/// Everything QEMU has to know.
+/// Everything that QEMU's command line depends on.
 #[derive(Debug)]
 pub struct Launch<'a> {
     pub name: &'a MachineName,
@@ -36,11 +39,11 @@ pub struct Launch<'a> {
     pub accel: Accel,
     pub cpus: u32,
     pub memory: MiB,
-    /// Port of 127.0.0.1 for the daemon inside; 0 lets one be chosen.
+    /// Port of 127.0.0.1 for the daemon in the machine; 0 lets QEMU choose one.
     pub api_port: u16,
 }
 
-/// Starts QEMU in the background and returns when it has opened its files, sockets and ports.
+/// Starts QEMU in the background. Returns when QEMU has opened its files, sockets and ports.
 pub fn launch(qemu: &Qemu, launch: &Launch<'_>) -> Result<ProcessIdentity, MachineError> {
     let log = launch.layout.qemu_log();
     let _ = fs::remove_file(&log);
@@ -64,7 +67,7 @@ pub fn launch(qemu: &Qemu, launch: &Launch<'_>) -> Result<ProcessIdentity, Machi
     })
 }
 
-/// The QEMU that the pid file names, if it is one of ours and of this machine.
+/// The process in the pid file, if it is the QEMU of this machine.
 pub fn running(layout: &Layout) -> Option<ProcessIdentity> {
     let pid = fs::read_to_string(layout.pid_file())
         .ok()?
@@ -124,7 +127,7 @@ fn arguments(launch: &Launch<'_>) -> Vec<OsString> {
     add(&["-append", KERNEL_COMMAND_LINE]);
     add(&["-netdev", &network(launch.api_port)]);
     add(&["-device", "virtio-net-pci,netdev=net,romfile="]);
-    // Many machines may have the image open at once: nobody writes to it.
+    // Many machines may have the image open at once: no machine writes to it.
     add(&[
         "-blockdev",
         &disk("root", &launch.image.root, DiskUse::ReadOnly),
@@ -157,7 +160,7 @@ enum DiskUse {
     ReadWrite,
 }
 
-/// A disk as JSON, in which paths need no quoting of QEMU's own.
+/// A disk as JSON: paths in JSON need no QEMU quoting.
 fn disk(name: &str, path: &Path, usage: DiskUse) -> String {
     let read_only = usage == DiskUse::ReadOnly;
     json!({
@@ -181,7 +184,7 @@ fn network(api_port: u16) -> String {
     )
 }
 
-/// QEMU says in words what went wrong; the two cases a user can do something about are recognised.
+/// Turns QEMU's error text into an error. Recognises the two cases that a user can fix.
 fn explain(stderr: &str, api_port: u16) -> MachineError {
     if api_port != 0 && stderr.contains("host forwarding rule") {
         return MachineError::PortInUse { port: api_port };

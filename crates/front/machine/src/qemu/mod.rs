@@ -1,4 +1,7 @@
-//! QEMU: finding one that works, its command line, starting it.
+//! QEMU as a child process: find it, build its command line, start it.
+//!
+//! [`Qemu`] is a program that is new enough, [`Launch`] the parameters of one start, and [`running`] the
+//! process of a machine.
 
 mod find;
 mod launch;

@@ -1,4 +1,7 @@
-//! Files into a machine and out of it.
+//! Copies files into a machine and out of it.
+//!
+//! Small files travel over the agent's connection, large ones over the transfer disk. Targets are replaced,
+//! never overwritten in place: a running program cannot be written to.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
@@ -13,11 +16,11 @@ use super::{Session, agent_error};
 use crate::error::{MachineError, file};
 use crate::transfer::{self, Parcel};
 
-/// From this size on, the way over the transfer disk is shorter than over the network.
+/// From this size on, the transfer disk is faster than the network.
 const LARGE: u64 = 256 * 1024;
 
-/// Reads past the cache: the host changes the disk under the machine. tar removes a file before it
-/// writes a new one, so that a program that runs can be replaced.
+/// Reads past the page cache, because the host changes the disk while the machine has it open. tar removes a
+/// file before it writes the new one, so that a running program can be replaced.
 const UNPACK: &str = r#"
 set -e
 for found in /sys/block/vd*; do
@@ -29,8 +32,8 @@ dd if="$disk" bs=1M count="$2" iflag=direct status=none | tar -x -C "$1" --no-sa
 "#;
 
 impl Session {
-    /// Copies a file or a folder into the machine. A target that ends in a slash is the folder it
-    /// goes into.
+    /// Copies a file or a folder into the machine. A target that ends in a slash is the folder that receives
+    /// it.
     pub async fn push(&self, from: &Path, to: &str) -> Result<(), MachineError> {
         let metadata = fs::metadata(from).map_err(file("open", from))?;
         let target = match (to.ends_with('/'), from.file_name()) {
@@ -88,7 +91,7 @@ impl Session {
         Ok(())
     }
 
-    /// Copies files and folders into a folder of the machine, by way of the transfer disk.
+    /// Copies files and folders into a folder of the machine over the transfer disk.
     pub(super) async fn push_all(
         &self,
         parcels: Vec<Parcel>,
@@ -107,7 +110,7 @@ impl Session {
         check(done.result.status.success(), &done.stderr, action())
     }
 
-    /// Copies a file or a folder out of the machine. A target that is a folder is where a file goes.
+    /// Copies a file or a folder out of the machine. A target that is a folder receives the file.
     pub async fn pull(&self, from: &str, to: &Path) -> Result<(), MachineError> {
         let action = || format!("copy {from} out of the machine");
         let info = self
@@ -193,7 +196,7 @@ async fn blocking<T: Send + 'static>(
         .map_err(io::Error::other)?
 }
 
-/// A file without a name, which is gone when it is closed.
+/// An unnamed file that disappears when it is closed.
 fn tempfile() -> io::Result<File> {
     tempfile::tempfile()
 }

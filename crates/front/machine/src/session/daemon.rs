@@ -1,4 +1,7 @@
-//! The daemon inside, and the way from the host to it.
+//! The daemon in the machine, and the port that leads to it.
+//!
+//! The daemon listens on the machine's loopback address. An nftables rule forwards the port from the
+//! interface that faces the host. A new build of the daemon replaces a running one.
 
 use std::time::Duration;
 
@@ -13,15 +16,15 @@ use crate::qemu::API_PORT;
 
 const PROGRAM: &str = "forkd-controller";
 const TAG: &str = "forkd-controller";
-/// Among a hundred others in an emulated machine a child is late, not dead.
+/// In an emulated machine with a hundred children, a child may need minutes to answer.
 const READY_TIMEOUT: &str = "5m";
 const LOG: &str = "/var/log/forkd-controller.log";
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(40);
 const SIGTERM: i32 = 15;
 
-/// The daemon listens on the loopback only. What comes for its port over the one interface that leads
-/// to the host goes there; the interfaces of sandboxes stay closed.
+/// Redirects the daemon's port from the interface that faces the host to the loopback address. Interfaces of
+/// sandboxes stay closed.
 const OPEN_PORT: &str = r#"
 set -e
 dev=$(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -n 1)
@@ -39,7 +42,7 @@ RULES
 "#;
 
 impl Machine {
-    /// Lets the daemon's port be reached from the host. Once per start of the machine.
+    /// Opens the daemon's port for the host. Runs once per start of the machine.
     pub(crate) async fn open_port(&self) -> Result<(), MachineError> {
         let session = self.connect().await?;
         let port = API_PORT.to_string();
@@ -53,8 +56,8 @@ impl Machine {
         ))
     }
 
-    /// Starts the daemon inside if this build has one, and again if it is a new one. `false` when there
-    /// is none.
+    /// Starts the daemon if this build has one, and restarts it if the build is new. Returns `false` if there
+    /// is no daemon.
     pub(crate) async fn ensure_daemon(
         &self,
         renewed: bool,
@@ -78,7 +81,7 @@ impl Machine {
 }
 
 impl Session {
-    /// Whether the daemon runs; `None` when the agent does not answer.
+    /// Whether the daemon runs. `None` if the agent does not answer.
     pub(crate) async fn daemon_runs(&self, limit: Duration) -> Option<bool> {
         within(limit, self.daemon())
             .await?
@@ -141,8 +144,8 @@ impl Session {
         }
     }
 
-    /// Waits until the daemon speaks HTTP. A port that is open is not enough: it is bound before the
-    /// daemon has taken over what an earlier one left, and that can fail.
+    /// Waits until the daemon answers HTTP. An open port is not enough: the daemon binds it before it adopts
+    /// the sandboxes of the previous daemon, and adoption can fail.
     async fn await_port(&self) {
         let mut pace = tokio::time::interval(Duration::from_millis(50));
         pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -165,7 +168,7 @@ impl Session {
         Some(answer.starts_with(b"HTTP/"))
     }
 
-    /// What the daemon said last.
+    /// The last lines of the daemon's log, as an error.
     async fn complaint(&self, what: &str) -> std::io::Error {
         let said = match self.run(&["tail", "-n", "3", LOG]).await {
             Ok(tail) => String::from_utf8_lossy(&tail.stdout)

@@ -1,4 +1,6 @@
-//! A conversation with the agent in a running machine.
+//! [`Session`]: a connection to the agent in a running machine.
+//!
+//! A session runs commands and copies files. Several requests may run at the same time.
 
 mod copy;
 mod daemon;
@@ -17,11 +19,11 @@ use crate::transfer::Transfer;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 
-/// A connection to a machine. Requests can run side by side on it.
+/// A connection to a machine. Several requests may run at the same time.
 #[derive(Clone)]
 pub struct Session {
     client: Client,
-    /// Missing in conversations that copy nothing.
+    /// `None` in sessions that copy nothing.
     transfer: Option<Transfer>,
 }
 
@@ -65,13 +67,13 @@ impl Session {
         })
     }
 
-    /// The client underneath, for everything else the agent can do.
+    /// The underlying client, for all other requests to the agent.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Starts a command and follows it. It ends when the handle is dropped.
+    /// Starts a command and returns a handle. Dropping the handle ends the command.
     pub async fn exec(&self, request: ExecRequest) -> Result<Exec, MachineError> {
         let what = request
             .argv
@@ -84,7 +86,7 @@ impl Session {
             .map_err(agent_error(format!("run {}", what.unwrap_or_default())))
     }
 
-    /// Runs a command to its end and keeps what it prints.
+    /// Runs a command to its end and returns its output.
     pub async fn run<S: AsRef<str>>(&self, argv: &[S]) -> Result<Captured, MachineError> {
         let argv: Vec<String> = argv.iter().map(|word| word.as_ref().to_owned()).collect();
         let action = format!("run {}", argv.join(" "));
@@ -98,7 +100,7 @@ impl Session {
             .map_err(agent_error(action))
     }
 
-    /// Sends a signal to a process and everything it started.
+    /// Sends a signal to a process and its descendants.
     pub async fn signal(&self, process: ProcessId, signal: i32) -> Result<(), MachineError> {
         self.client
             .signal(process, signal, true)
@@ -106,7 +108,7 @@ impl Session {
             .map_err(agent_error(format!("send signal {signal}")))
     }
 
-    /// Asks the machine to power off; `false` when it did not take it.
+    /// Asks the machine to power off. Returns `false` if the agent refuses or does not answer.
     pub(crate) async fn power_off(&self, limit: Duration) -> bool {
         let request = ShutdownRequest {
             mode: ShutdownMode::Poweroff,
@@ -119,7 +121,7 @@ impl Session {
         }
     }
 
-    /// The kernel's release.
+    /// The release of the machine's kernel.
     pub(crate) async fn kernel(&self, limit: Duration) -> Option<String> {
         within(limit, self.client.ping())
             .await?

@@ -1,8 +1,7 @@
-//! The programs of this build, kept the same inside the machine as outside.
+//! Keeps the programs in the machine equal to those of this build.
 //!
-//! What was copied in is written down with its content hash, per start of the machine. A program whose
-//! file has not been touched since costs one `stat`; one that was touched is hashed; one whose content
-//! changed is copied.
+//! `synced.json` has the content hash of each copied program, per start of the machine. An untouched file
+//! costs one `stat`, a touched file is hashed, and a file with new content is copied.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,27 +19,27 @@ use crate::record::{read_versioned, write_json};
 use crate::transfer::Parcel;
 
 const SCHEMA: u32 = 1;
-/// Where the programs go.
+/// Folder of the programs in the machine.
 const FOLDER_INSIDE: &str = "/usr/local/bin";
 
-/// What is inside, as stored in `synced.json`.
+/// Content of `synced.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Synced {
     schema: u32,
-    /// The start of the machine that this is about.
+    /// The start of the machine to which the hashes belong.
     instance: String,
     programs: BTreeMap<String, Program>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Program {
-    /// The file on the host as it was when it was hashed.
+    /// Stamp of the host's file when it was hashed.
     stamp: Stamp,
-    /// The content that is inside.
+    /// Hash of the content in the machine.
     hash: String,
 }
 
-/// Tells whether a file may have changed.
+/// Size and times of a file: if they are equal, the content is taken to be equal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
     device: u64,
@@ -65,8 +64,7 @@ impl Stamp {
 }
 
 impl Machine {
-    /// Copies the programs of this build into the machine, where they differ from what is there. Gives
-    /// the names of those copied.
+    /// Copies the programs of this build that differ from those in the machine. Returns their names.
     pub async fn sync(&self, progress: &dyn Progress) -> Result<Vec<String>, MachineError> {
         let instance = self.running()?.instance;
         let Some(folder) = programs::folder() else {
@@ -102,7 +100,7 @@ impl Machine {
         Ok(changed.into_iter().map(|(name, ..)| name).collect())
     }
 
-    /// What is inside. A file that is missing, damaged or about an earlier start says: nothing.
+    /// Reads `synced.json`. A missing or damaged file, or one of an earlier start, counts as empty.
     fn synced(&self, instance: &str) -> Synced {
         read_versioned::<Synced>(&self.layout.synced(), SCHEMA)
             .ok()
@@ -116,7 +114,7 @@ impl Machine {
     }
 }
 
-/// The programs that there are on the host.
+/// The programs that exist on the host.
 fn present(folder: &Path) -> Vec<(String, PathBuf, Stamp)> {
     programs::NAMES
         .iter()
@@ -128,7 +126,7 @@ fn present(folder: &Path) -> Vec<(String, PathBuf, Stamp)> {
         .collect()
 }
 
-/// Those that may have changed.
+/// The programs whose stamp has changed.
 fn touched<'a>(
     synced: &Synced,
     found: &'a [(String, PathBuf, Stamp)],
@@ -144,7 +142,7 @@ fn touched<'a>(
         .collect()
 }
 
-/// Those that have changed. The stamps of those that only look it are brought up to date.
+/// The programs whose content has changed. Updates the stamps of the others.
 fn changed(
     synced: &mut Synced,
     found: &[(String, PathBuf, Stamp)],

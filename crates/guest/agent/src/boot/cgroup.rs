@@ -1,11 +1,12 @@
-//! A control group for everything that is not the agent.
+//! The control group of user processes: everything that is not the agent.
 
-use std::fs::{self, OpenOptions};
-use std::os::fd::OwnedFd;
+use std::fs;
+use std::path::Path;
 
 use super::say;
 use crate::agent::Role;
 use crate::procfs;
+use crate::user_group::UserGroup;
 
 const ROOT: &str = "/sys/fs/cgroup";
 const USER: &str = "/sys/fs/cgroup/user";
@@ -15,10 +16,9 @@ const RESERVED_KIB: std::ops::RangeInclusive<u64> = 12 * 1024..=64 * 1024;
 /// The memory that a guest must have for each process it may start, KiB.
 const KIB_PER_PROCESS: u64 = 512;
 
-/// Makes the group and opens the file through which processes join it. In a sandbox its limits lie just
-/// below what the guest has, so that a fork bomb or a memory hog meets the limit of its own group and
-/// never the agent.
-pub fn set_up(role: Role) -> Option<OwnedFd> {
+/// Makes the group. In a sandbox its limits lie just below the resources of the guest, so that a fork bomb or a memory
+/// hog meets the limit of its own group and never the agent.
+pub fn set_up(role: Role) -> Option<UserGroup> {
     let available = fs::read_to_string(format!("{ROOT}/cgroup.controllers")).unwrap_or_default();
     // One at a time: one that cannot be enabled must not keep the others out.
     for controller in available.split_ascii_whitespace() {
@@ -40,10 +40,9 @@ pub fn set_up(role: Role) -> Option<OwnedFd> {
             (limits.memory_kib * 1024).to_string(),
         );
     }
-    let procs = OpenOptions::new()
-        .write(true)
-        .open(format!("{USER}/cgroup.procs"));
-    procs.map(OwnedFd::from).ok()
+    UserGroup::open(Path::new(USER))
+        .inspect_err(|error| say(format_args!("cannot use {USER}: {error}")))
+        .ok()
 }
 
 struct Limits {

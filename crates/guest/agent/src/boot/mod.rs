@@ -51,8 +51,8 @@ pub struct Booted {
     pub listen: Address,
     pub token: Option<String>,
     pub legacy: bool,
-    /// `cgroup.procs` of the group that user processes join.
-    pub cgroup: Option<std::os::fd::OwnedFd>,
+    /// The group that user processes join.
+    pub cgroup: Option<crate::user_group::UserGroup>,
 }
 
 /// Says something on the console.

@@ -74,7 +74,7 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::InterpStop(name) => ok(agent.interps.stop(&name).await),
         Request::Eval(eval) => ok(interp::eval(agent, stream, eval).await),
         Request::Clock(clock) => {
-            if clock.set_unix_ns.is_some() {
+            if clock.changes_time() {
                 agent.may_change_machine()?;
             }
             ok(clock::clock(clock))
@@ -86,6 +86,8 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
             ok(net::configure(&network))
         }
         Request::Quiesce(quiesce) => ok(quiesce::quiesce(agent, &quiesce).await),
+        Request::Freeze(freeze) => ok(agent.freeze(freeze).await),
+        Request::Thaw => ok(agent.thaw()),
         Request::Shutdown(shutdown) => {
             agent.shutdown.set(Some(shutdown));
             ok(Ok(()))

@@ -75,8 +75,19 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits for credit on a channel; gives between one and `wanted` bytes of it.
+    /// Waits for credit for one frame on a channel; grants between one and `wanted` bytes.
     pub async fn reserve(&self, channel: u8, wanted: usize) -> Result<usize, Closed> {
+        self.wait_for_credit(channel, |window| {
+            Some(window.take(wanted)).filter(|granted| *granted > 0)
+        })
+        .await
+    }
+
+    async fn wait_for_credit<T>(
+        &self,
+        channel: u8,
+        mut take: impl FnMut(&mut SendWindow) -> Option<T>,
+    ) -> Result<T, Closed> {
         let Some(window) = self.send.get(usize::from(channel)) else {
             return Err(Closed);
         };
@@ -84,9 +95,8 @@ impl Stream {
             if self.end.get() == Some(EarlyEnd::Lost) {
                 return Err(Closed);
             }
-            let granted = window.borrow_mut().take(wanted);
-            if granted > 0 {
-                return Ok(granted);
+            if let Some(taken) = take(&mut window.borrow_mut()) {
+                return Ok(taken);
             }
             self.credit.notified().await;
         }
@@ -97,9 +107,12 @@ impl Stream {
         self.outbox.send(self.id, Kind::Data, channel, bytes).await
     }
 
-    /// Gives back credit that was reserved and not used.
-    pub fn unreserve(&self, channel: u8, bytes: usize) {
-        self.grant(channel, u32::try_from(bytes).unwrap_or(u32::MAX));
+    /// Gives back the part of reserved credit that is not used: of `reserved` bytes, `used` are sent.
+    pub fn unreserve(&self, channel: u8, reserved: usize, used: usize) {
+        if let Some(window) = self.send.get(usize::from(channel)) {
+            window.borrow_mut().give_back(reserved, used);
+            self.credit.notify_waiters();
+        }
     }
 
     /// Says that a channel has no more bytes.
@@ -112,10 +125,11 @@ impl Stream {
         let Ok(payload) = serde_json::to_vec(event) else {
             return Ok(());
         };
-        let mut left = payload.len().min(MAX_PAYLOAD);
-        while left > 0 {
-            left -= self.reserve(channel::EVENTS, left).await?;
-        }
+        let length = payload.len().min(MAX_PAYLOAD);
+        self.wait_for_credit(channel::EVENTS, |window| {
+            window.take_whole(length).then_some(())
+        })
+        .await?;
         self.outbox.send(self.id, Kind::Event, 0, &payload).await
     }
 

@@ -57,7 +57,7 @@ pub async fn read(stream: &Stream, request: ReadRequest) -> Result<ReadResult, A
             Ok(bytes)
         })
         .await?;
-        stream.unreserve(channel::BULK, credit - bytes.len());
+        stream.unreserve(channel::BULK, credit, bytes.len());
         if bytes.is_empty() {
             break;
         }

@@ -1,8 +1,10 @@
-//! A fork is a new machine.
+//! Makes a child a machine of its own.
 //!
-//! A child wakes up as an exact copy of its parent. What would make the two one machine in the eyes of
-//! others (random numbers, names, addresses, connections, the time) is changed here, before the host lets
-//! the first request in. Everything is tried; what fails is reported and the rest still happens.
+//! A child wakes up as an exact copy of its parent and of its siblings. [`apply`] changes the state that must differ:
+//! random number generators, names, addresses, connections and the clock. The host lets no request in before that.
+//!
+//! The random number generators are the one part that must not fail: [`apply`] returns an error, and the host discards
+//! the child. Every other failure is a warning in the report.
 
 mod connections;
 mod hooks;
@@ -21,33 +23,30 @@ const HOOK_TIME: Duration = Duration::from_secs(5);
 /// The least fresh bytes that make a difference.
 const MIN_ENTROPY: usize = 32;
 
-/// Makes the guest a machine of its own.
+/// Makes the guest a machine of its own. A generator that keeps the state it shares with the child's siblings is an
+/// error: such a child must not be used.
 pub async fn apply(agent: &Agent, request: IdentityRequest) -> Result<IdentityReport, AgentError> {
     let start = Instant::now();
     let plan = Plan::parse(request)?;
     let mut report = IdentityReport::default();
     let mut warnings = Vec::new();
-    let mut seed_warnings = Vec::new();
-    let seed = plan.entropy_hex.clone();
-    let seeding = async {
-        match &seed {
-            Some(seed) => agent.interps.reseed(seed, &mut seed_warnings).await,
-            None => Vec::new(),
-        }
-    };
-    // The interpreters work while the machine around them changes.
-    let machine = async {
-        if agent.role != Role::Process {
-            change_machine(&plan, &mut report, &mut warnings);
-        }
-    };
-    let (interpreters, ()) = tokio::join!(seeding, machine);
-    report.interpreters = interpreters;
-    warnings.extend(seed_warnings);
+    if agent.role != Role::Process {
+        change_machine(&plan, &mut report, &mut warnings)?;
+    }
     publish_generation(&plan.generation, &mut warnings);
     plan.generation
         .clone_into(&mut agent.generation.borrow_mut());
     report.generation.clone_from(&plan.generation);
+    // After the kernel: OpenSSL in an interpreter takes part of its new seed from there. The requests are in the sockets
+    // before the interpreters run again.
+    let reseeding = match plan.entropy.as_slice() {
+        [] => None,
+        entropy => Some(agent.interps.begin_reseed(entropy).await),
+    };
+    report.thawed = agent.thaw()?.was_frozen;
+    if let Some(reseeding) = reseeding {
+        report.interpreters = reseeding.finish().await?;
+    }
     report.hooks = hooks::run(agent, &plan.generation, plan.hook_time).await;
     report.warnings = warnings;
     report.unix_ns = Some(clock::now(ClockId::Realtime));
@@ -59,15 +58,14 @@ pub async fn apply(agent: &Agent, request: IdentityRequest) -> Result<IdentityRe
 struct Plan {
     generation: String,
     entropy: Vec<u8>,
-    entropy_hex: Option<String>,
     request: IdentityRequest,
     hook_time: Duration,
 }
 
 impl Plan {
     fn parse(request: IdentityRequest) -> Result<Self, AgentError> {
-        let entropy = from_hex(&request.entropy)
-            .ok_or_else(|| error::bad("the entropy is not hexadecimal"))?;
+        let entropy = hex::decode(&request.entropy)
+            .map_err(|_| error::bad("the entropy is not hexadecimal"))?;
         if !entropy.is_empty() && !(MIN_ENTROPY..=4096).contains(&entropy.len()) {
             return Err(error::bad(format!(
                 "the entropy has {} bytes, not {MIN_ENTROPY} to 4096",
@@ -89,7 +87,6 @@ impl Plan {
         }
         Ok(Self {
             generation: request.generation.clone(),
-            entropy_hex: (!entropy.is_empty()).then(|| request.entropy.clone()),
             entropy,
             hook_time: request
                 .hook_timeout_ms
@@ -99,7 +96,11 @@ impl Plan {
     }
 }
 
-fn change_machine(plan: &Plan, report: &mut IdentityReport, warnings: &mut Vec<String>) {
+fn change_machine(
+    plan: &Plan,
+    report: &mut IdentityReport,
+    warnings: &mut Vec<String>,
+) -> Result<(), AgentError> {
     let mut note = |error: AgentError| warnings.push(error.message);
     let request = &plan.request;
     // First the clock, since the time in the request is that of its sending.
@@ -110,10 +111,9 @@ fn change_machine(plan: &Plan, report: &mut IdentityReport, warnings: &mut Vec<S
         }
     }
     if !plan.entropy.is_empty() {
-        match sys::add_entropy(&plan.entropy) {
-            Ok(()) => report.reseeded = true,
-            Err(error) => note(error::io("cannot reseed the kernel", &error)),
-        }
+        sys::add_entropy(&plan.entropy)
+            .map_err(|error| error::io("cannot reseed the kernel's random numbers", &error))?;
+        report.reseeded = true;
     }
     // Connections go before the addresses do: with them the peer would see packets of a stranger.
     if !request.keep_connections {
@@ -142,6 +142,7 @@ fn change_machine(plan: &Plan, report: &mut IdentityReport, warnings: &mut Vec<S
         Ok(id) => report.boot_id = Some(id),
         Err(error) => note(error),
     }
+    Ok(())
 }
 
 fn publish_generation(generation: &str, warnings: &mut Vec<String>) {
@@ -151,34 +152,9 @@ fn publish_generation(generation: &str, warnings: &mut Vec<String>) {
     }
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<u8>> = text
-        .chars()
-        .map(|digit| Some(digit.to_digit(16)? as u8))
-        .collect();
-    let digits = digits?;
-    if digits.len() % 2 != 0 {
-        return None;
-    }
-    Some(
-        digits
-            .chunks_exact(2)
-            .map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit))
-            .collect(),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hexadecimal_is_read() {
-        assert_eq!(from_hex("00fF10"), Some(vec![0, 255, 16]));
-        assert_eq!(from_hex(""), Some(Vec::new()));
-        assert_eq!(from_hex("abc"), None);
-        assert_eq!(from_hex("zz"), None);
-    }
 
     #[test]
     fn plans_are_checked_before_anything_changes() {
@@ -189,6 +165,10 @@ mod tests {
         };
         assert!(Plan::parse(ok).is_ok());
         let wrong = [
+            IdentityRequest {
+                entropy: "zz".repeat(32),
+                ..Default::default()
+            },
             IdentityRequest {
                 entropy: "ab".repeat(31),
                 ..Default::default()

@@ -27,51 +27,30 @@ pub fn set_hostname(name: &str) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Sets the machine id; draws one when none is given.
+/// Sets the machine ID if a new one is given, and returns the ID in force. A guest that is rolled back gets no new
+/// one: it stays the machine it is.
 pub fn set_machine_id(given: Option<&str>) -> Result<String, AgentError> {
-    let id = match given {
-        Some(id) => id.to_ascii_lowercase(),
-        None => hex(random()?),
+    machine_id_in(Path::new(MACHINE_ID), Path::new(DBUS_ID), given)
+}
+
+fn machine_id_in(file: &Path, dbus: &Path, given: Option<&str>) -> Result<String, AgentError> {
+    let Some(id) = given.map(str::to_ascii_lowercase) else {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        return Ok(text.trim().to_owned());
     };
     let text = format!("{id}\n");
-    let written = files::replace(Path::new(MACHINE_ID), text.as_bytes());
-    written.map_err(|error| error::io(format_args!("cannot write {MACHINE_ID}"), &error))?;
-    // Where it is a link to the other it has changed already.
-    if fs::symlink_metadata(DBUS_ID).is_ok_and(|found| found.is_file()) {
-        write_in_place(DBUS_ID, &text)?;
+    files::replace(file, text.as_bytes())
+        .map_err(|error| error::io(format_args!("cannot write {}", file.display()), &error))?;
+    // A symbolic link to the first file has changed with it.
+    if fs::symlink_metadata(dbus).is_ok_and(|found| found.is_file()) {
+        write_in_place(&dbus.to_string_lossy(), &text)?;
     }
     Ok(id)
 }
 
 /// Gives the boot a new id. The kernel's own cannot be changed, so another file is put over it.
 pub fn set_boot_id() -> Result<String, AgentError> {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = random()?;
-    // As a random identifier of the usual kind.
-    let id = [
-        a,
-        b,
-        c,
-        d,
-        e,
-        f,
-        (g & 0x0f) | 0x40,
-        h,
-        (i & 0x3f) | 0x80,
-        j,
-        k,
-        l,
-        m,
-        n,
-        o,
-        p,
-    ];
-    let digits = hex(id);
-    let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
-    let parts: Vec<_> = parts
-        .iter()
-        .filter_map(|(from, to)| digits.get(*from..*to))
-        .collect();
-    let id = parts.join("-");
+    let id = uuid(random()?);
     let path = run_directory().join("boot_id");
     let mounted = fs::metadata(&path).is_ok() && is_mounted();
     // In place: what lies over the kernel's file is this very file.
@@ -104,8 +83,15 @@ fn random() -> Result<[u8; 16], AgentError> {
     }
 }
 
-fn hex(bytes: [u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// A version 4 UUID of these bytes.
+fn uuid(mut bytes: [u8; 16]) -> String {
+    let [_, _, _, _, _, _, version, _, variant, ..] = &mut bytes;
+    *version = (*version & 0x0f) | 0x40;
+    *variant = (*variant & 0x3f) | 0x80;
+    let digits = hex::encode(bytes);
+    let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
+    let parts = parts.iter().filter_map(|(from, to)| digits.get(*from..*to));
+    parts.collect::<Vec<_>>().join("-")
 }
 
 #[cfg(test)]
@@ -123,7 +109,23 @@ mod tests {
     }
 
     #[test]
-    fn drawn_ids_differ() {
-        assert_ne!(hex(random().unwrap()), hex(random().unwrap()));
+    fn a_machine_id_changes_only_when_one_is_given() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, dbus) = (directory.path().join("id"), directory.path().join("dbus"));
+        fs::write(&dbus, "old\n").unwrap();
+        let first = "AB".repeat(16);
+        let set = machine_id_in(&file, &dbus, Some(&first)).unwrap();
+        assert_eq!(set, "ab".repeat(16));
+        let kept = machine_id_in(&file, &dbus, None).unwrap();
+        assert_eq!(kept, set);
+        for path in [&file, &dbus] {
+            assert_eq!(fs::read_to_string(path).unwrap(), format!("{set}\n"));
+        }
+    }
+
+    #[test]
+    fn a_boot_id_is_a_random_uuid() {
+        assert_eq!(uuid([0xff; 16]), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_ne!(uuid(random().unwrap()), uuid(random().unwrap()));
     }
 }

@@ -328,13 +328,13 @@ impl<'a> Forward<'a> {
             Some(Read::Bytes { lost, bytes }) => {
                 self.taken += lost + bytes.len() as u64;
                 left.set(left.get().saturating_sub(bytes.len() as u64));
-                self.stream.unreserve(self.channel, credit - bytes.len());
+                self.stream.unreserve(self.channel, credit, bytes.len());
                 self.pending = bytes;
                 self.send_pending().await?;
                 Ok(true)
             }
             other => {
-                self.stream.unreserve(self.channel, credit);
+                self.stream.unreserve(self.channel, credit, 0);
                 Ok(other.is_none())
             }
         }

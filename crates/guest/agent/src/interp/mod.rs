@@ -1,6 +1,7 @@
 //! Warm interpreters: resident processes that keep their state between calls.
 
 mod call;
+mod reseed;
 mod running;
 mod wire;
 
@@ -177,22 +178,12 @@ impl Interps {
         Ok(())
     }
 
-    /// Has every interpreter mix fresh bytes into its random numbers; says which did.
-    pub async fn reseed(&self, entropy: &str, warnings: &mut Vec<String>) -> Vec<String> {
-        self.tell_all(warnings, |id| Ask::Reseed { id, entropy })
-            .await
-    }
-
     /// Has every interpreter give memory back.
     pub async fn collect(&self, warnings: &mut Vec<String>) {
         self.tell_all(warnings, |id| Ask::Collect { id }).await;
     }
 
-    async fn tell_all<'a>(
-        &self,
-        warnings: &mut Vec<String>,
-        ask: impl Fn(u64) -> Ask<'a> + Copy,
-    ) -> Vec<String> {
+    async fn tell_all<'a>(&self, warnings: &mut Vec<String>, ask: impl Fn(u64) -> Ask<'a> + Copy) {
         let all: Vec<_> = self.table.borrow().values().cloned().collect();
         let mut asked = Vec::new();
         // All are asked before the first is waited for.
@@ -201,20 +192,19 @@ impl Interps {
                 asked.push((interp, running.ask(ask).await));
             }
         }
-        let mut done = Vec::new();
         for (interp, answer) in asked {
             let Ok(answer) = answer else { continue };
-            let in_call = interp.turn.try_lock().is_err();
+            let in_call = interp.is_in_call();
             let limit = if in_call {
                 CONTROL_TIME_IN_CALL
             } else {
                 CONTROL_TIME
             };
             match tokio::time::timeout(limit, answer).await {
-                Ok(Ok(answer)) if answer.error.is_none() => done.push(interp.name.clone()),
                 Ok(Ok(answer)) => {
-                    let message = answer.error.map(|error| error.message).unwrap_or_default();
-                    warnings.push(format!("interpreter {}: {message}", interp.name));
+                    if let Some(error) = answer.error {
+                        warnings.push(format!("interpreter {}: {}", interp.name, error.message));
+                    }
                 }
                 Ok(Err(_)) => warnings.push(format!("interpreter {} died", interp.name)),
                 Err(_) if in_call => {
@@ -223,7 +213,6 @@ impl Interps {
                 Err(_) => warnings.push(format!("interpreter {} does not answer", interp.name)),
             }
         }
-        done
     }
 }
 
@@ -237,6 +226,11 @@ type Turn = OwnedMutexGuard<()>;
 impl Interp {
     async fn take_turn(&self) -> Turn {
         Arc::clone(&self.turn).lock_owned().await
+    }
+
+    /// A call, a start or a stop is under way.
+    fn is_in_call(&self) -> bool {
+        self.turn.try_lock().is_err()
     }
 
     fn running(&self) -> Option<Rc<Running>> {

@@ -1,10 +1,10 @@
 // Keeps one Node.js interpreter warm and runs what the agent sends. See the agent's README for the protocol.
 'use strict';
-const crypto = require('crypto');
 const net = require('net');
 const util = require('util');
 const vm = require('vm');
 const { createRequire } = require('module');
+const { reseed } = require('./reseed.js');
 
 const MAX_MESSAGE = 32 * 1024 * 1024;
 const MAX_TEXT = 4 * 1024 * 1024;
@@ -97,31 +97,17 @@ async function handle(message) {
   send({ ...result, id: message.id, count });
 }
 
-// The engine's own generator cannot be seeded, so forks get one that can.
-function reseed(entropy) {
-  const seed = crypto.createHash('sha256').update(entropy).digest();
-  const state = [0, 4, 8, 12].map((at) => seed.readUInt32LE(at));
-  const rotate = (value, by) => (value << by) | (value >>> (32 - by));
-  const next = () => {
-    const result = Math.imul(rotate(Math.imul(state[1], 5), 7), 9) >>> 0;
-    const shifted = state[1] << 9;
-    state[2] ^= state[0];
-    state[3] ^= state[1];
-    state[1] ^= state[2];
-    state[0] ^= state[3];
-    state[2] ^= shifted;
-    state[3] = rotate(state[3], 11);
-    return result;
-  };
-  Math.random = () => (next() * 0x200000 + (next() >>> 11)) / 2 ** 53;
-}
-
 function take(message) {
   if (message.op === 'run' || message.op === 'warmup') {
     queue = queue.then(() => handle(message));
   } else if (message.op === 'reseed') {
-    reseed(Buffer.from(message.entropy, 'hex'));
-    send({ id: message.id });
+    const answer = { id: message.id };
+    try {
+      reseed(Buffer.from(message.entropy, 'hex'));
+    } catch (error) {
+      answer.error = describeError(error);
+    }
+    send(answer);
   } else if (message.op === 'interrupt') {
     // Code that never yields is stopped by the signal that comes with this.
     if (interrupt) interrupt(new Error('interrupted'));

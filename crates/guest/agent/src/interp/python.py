@@ -294,8 +294,7 @@ class Generators:
         if "uuid" in sys.modules:
             sys.modules["uuid"]._node = None
             sys.modules["uuid"]._last_timestamp = None
-        if "_ssl" in sys.modules:
-            sys.modules["_ssl"].RAND_add(derive(b"ssl"), 32.0)
+        reseed_openssl(derive(b"openssl"))
         numpy = sys.modules.get("numpy.random")
         if numpy is None:
             return
@@ -307,6 +306,31 @@ class Generators:
             seed = int.from_bytes(derive(b"generator %d" % number), "little")
             fresh = type(generator.bit_generator)(seed)
             generator.bit_generator.state = fresh.state
+
+
+def reseed_openssl(seed):
+    """Reseeds every OpenSSL in this process, of which wheels bring their own.
+
+    OpenSSL notices a fork by its process ID, and a child has that of its siblings. Each call mixes the seed and fresh
+    bytes of the kernel into the primary generator, from which the generators of all threads then reseed.
+    """
+    if "_ssl" in sys.modules:
+        sys.modules["_ssl"].RAND_add(seed, float(len(seed)))
+    rust = sys.modules.get("cryptography.hazmat.bindings._rust")
+    if rust is not None:
+        # Linked into the extension module without a symbol that others could find.
+        rust._openssl.lib.RAND_add(seed, len(seed), float(len(seed)))
+    for path in openssl_libraries():
+        import ctypes
+
+        ctypes.CDLL(path).RAND_seed(seed, len(seed))
+
+
+def openssl_libraries():
+    """The shared objects of OpenSSL's libcrypto that are mapped into this process."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps if "/libcrypto" in line}
+    return sorted(path for path in paths if os.path.basename(path).startswith("libcrypto"))
 
 
 def seeded_by_system(bit_generator):
@@ -390,4 +414,5 @@ def main():
             channel.write(result)
 
 
-main()
+if __name__ == "__main__":
+    main()

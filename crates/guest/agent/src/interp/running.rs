@@ -25,6 +25,9 @@ const KEEP: usize = 64 * 1024;
 
 const PYTHON: &str = include_str!("python.py");
 const NODE: &str = include_str!("node.js");
+const NODE_RESEED: &str = include_str!("reseed.js");
+/// Reseeds OpenSSL inside Node.js; `build.rs` compiles it.
+const NODE_ADDON: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/reseed.node"));
 
 /// One interpreter process.
 pub struct Running {
@@ -71,7 +74,7 @@ impl Running {
         };
         let spawned = spawn::spawn_with(
             &processes.reaper,
-            processes.cgroup(),
+            processes.cgroup()?,
             &request,
             Some(far.into()),
         )?;
@@ -219,14 +222,18 @@ async fn listen(running: Rc<Running>) {
 fn command_line(spec: &InterpStart) -> Result<Vec<String>, AgentError> {
     let (program, flags, name, source): (_, &[&str], _, _) = match spec.language.as_str() {
         "python" => ("python3", &["-X", "utf8"], "python.py", PYTHON),
-        "node" => ("node", &["--expose-gc"], "node.js", NODE),
+        "node" => {
+            place("reseed.node", NODE_ADDON)?;
+            place("reseed.js", NODE_RESEED.as_bytes())?;
+            ("node", &["--expose-gc"], "node.js", NODE)
+        }
         other => {
             let message = format!("no interpreter for {other:?}");
             return Err(AgentError::new(ErrorCode::Unsupported, message));
         }
     };
     let program = spec.program.as_deref().unwrap_or(program);
-    let path = runner(name, source)?.display().to_string();
+    let path = place(name, source.as_bytes())?.display().to_string();
     let words = [program]
         .into_iter()
         .chain(flags.iter().copied())
@@ -234,15 +241,15 @@ fn command_line(spec: &InterpStart) -> Result<Vec<String>, AgentError> {
     Ok(words.chain([path]).collect())
 }
 
-/// Puts a runner where the interpreter can read it.
-fn runner(name: &str, source: &str) -> Result<PathBuf, AgentError> {
+/// Writes a file of a runner where the interpreter can read it, whichever user the interpreter runs as.
+fn place(name: &str, content: &[u8]) -> Result<PathBuf, AgentError> {
     let directory = crate::agent::run_directory();
     let path = directory.join(name);
-    if fs::read(&path).is_ok_and(|old| old == source.as_bytes()) {
+    if fs::read(&path).is_ok_and(|old| old == content) {
         return Ok(path);
     }
     let written = fs::create_dir_all(&directory)
-        .and_then(|()| fs::write(&path, source))
+        .and_then(|()| fs::write(&path, content))
         .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o644)));
     written.map_err(|error| error::at("write", &path, &error))?;
     Ok(path)

@@ -137,7 +137,7 @@ async fn send_log(stream: &Stream, channel: u8, follower: Follower) -> Result<()
         let credit = stream.reserve(channel, DATA_CHUNK).await?;
         match follower.read(credit) {
             Some(Read::Bytes { lost, bytes }) => {
-                stream.unreserve(channel, credit - bytes.len());
+                stream.unreserve(channel, credit, bytes.len());
                 if lost > 0 {
                     stream
                         .send_event(&Event::Lost {
@@ -149,10 +149,10 @@ async fn send_log(stream: &Stream, channel: u8, follower: Follower) -> Result<()
                 stream.send_reserved(channel, &bytes).await?;
             }
             Some(Read::End) => {
-                stream.unreserve(channel, credit);
+                stream.unreserve(channel, credit, 0);
                 return stream.send_end(channel).await;
             }
-            None => stream.unreserve(channel, credit),
+            None => stream.unreserve(channel, credit, 0),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,6 +18,7 @@ use super::log::Log;
 use super::reaper::Reaper;
 use super::{spawn, supervise};
 use crate::error;
+use crate::user_group::UserGroup;
 
 /// Processes that may run at once by requests.
 const MAX_RUNNING: usize = 2048;
@@ -53,30 +54,37 @@ pub struct Process {
 /// The processes that the agent started.
 pub struct Processes {
     pub reaper: Rc<Reaper>,
-    cgroup: Option<OwnedFd>,
+    group: Option<Rc<UserGroup>>,
     next: Cell<ProcessId>,
     table: RefCell<BTreeMap<ProcessId, Rc<Process>>>,
 }
 
 impl Processes {
-    pub fn new(reaper: Rc<Reaper>, cgroup: Option<OwnedFd>) -> Self {
+    pub fn new(reaper: Rc<Reaper>, group: Option<Rc<UserGroup>>) -> Self {
         Self {
             reaper,
-            cgroup,
+            group,
             next: Cell::new(1),
             table: RefCell::default(),
         }
     }
 
-    /// Where user processes live, if the agent has put them apart.
-    pub fn cgroup(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.cgroup.as_ref().map(AsFd::as_fd)
+    /// The file through which a new process joins the group of user processes, if there is a group. A process that
+    /// joined a frozen group would never run its program, and the agent would wait for that for ever.
+    pub fn cgroup(&self) -> Result<Option<BorrowedFd<'_>>, AgentError> {
+        match &self.group {
+            Some(group) if group.is_frozen() => Err(AgentError::new(
+                ErrorCode::Busy,
+                "user processes are frozen; no other can be started before they are thawed",
+            )),
+            group => Ok(group.as_ref().map(|group| group.procs())),
+        }
     }
 
     /// Starts a process and the task that looks after it.
     pub fn start(self: &Rc<Self>, request: &ExecRequest) -> Result<Rc<Process>, AgentError> {
         self.make_room()?;
-        let spawned = spawn::spawn(&self.reaper, self.cgroup(), request)?;
+        let spawned = spawn::spawn(&self.reaper, self.cgroup()?, request)?;
         let keep = request.keep_output.unwrap_or(KEEP).min(MAX_KEEP) as usize;
         let id = self.next.get();
         self.next.set(id + 1);

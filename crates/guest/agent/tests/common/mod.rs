@@ -16,11 +16,17 @@ pub struct TestAgent {
 impl TestAgent {
     /// Starts one and waits until its socket is there.
     pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// The same with more arguments.
+    pub async fn start_with(arguments: &[&std::ffi::OsStr]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let child = Command::new(env!("CARGO_BIN_EXE_forkd-agent"))
             .arg("--listen")
             .arg(format!("unix:{}", socket.display()))
+            .args(arguments)
             .env("FORKD_AGENT_RUN_DIR", dir.path().join("run"))
             .stdin(Stdio::null())
             .spawn()

@@ -1,10 +1,13 @@
-//! One thin layer: a sparse file with a header, a map and blocks at their own places.
+//! One thin layer: a sparse file with a header, a block map, and blocks at their own offsets.
+//!
+//! The block map in memory is the authority. It is written to the file at a flush and when the layer is
+//! frozen. A layer has a limit on the bytes of data it takes.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use forkd_types::layer::{BLOCK, HEADER_LEN, LayerError, LayerHeader};
+use forkd_formats::layer::{BLOCK, HEADER_LEN, LayerError, LayerHeader};
 use rustix::fs::SeekFrom;
 
 use super::map::{BlockMap, BlockState, PIECE};
@@ -68,7 +71,6 @@ impl Layer {
         })
     }
 
-    /// What the layer says about itself.
     pub fn header(&self) -> LayerHeader {
         self.header
     }

@@ -1,4 +1,7 @@
-//! A shared base with thin layers on it.
+//! A shared base image with thin layers on it.
+//!
+//! A read takes each block from the newest layer that has it, and from the base otherwise. Writes go to the top
+//! layer. [`DiskStack`] names the frozen layers of one moment, for a roll-back. Frozen layers are never written.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +11,7 @@ use super::layer::Layer;
 use super::map::BlockState;
 use super::{BLOCK, Disk, DiskError, DiskStats, file_size, read_padded};
 
-/// What a disk held at one instant: its frozen layers.
+/// The frozen layers of a disk at one moment.
 #[derive(Debug, Clone)]
 pub struct DiskStack(Vec<Arc<Layer>>);
 
@@ -16,7 +19,7 @@ pub struct DiskStack(Vec<Arc<Layer>>);
 #[derive(Debug)]
 pub struct LayeredDisk {
     base: File,
-    /// Oldest first; nobody writes them.
+    /// Oldest first; never written.
     frozen: Vec<Arc<Layer>>,
     /// The one that is written; none in a disk that is only read.
     top: Option<Layer>,

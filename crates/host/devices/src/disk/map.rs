@@ -1,13 +1,15 @@
-//! Which blocks a layer has: two bits a block, in memory in pieces that exist once they are touched.
+//! The block map of a layer: two bits per block (absent, data, zero).
+//!
+//! In memory the map is split into pieces that exist once they are touched, so a large sparse disk costs little.
 
-use forkd_types::layer::{BLOCKS_PER_MAP_BYTE, LayerError, check_map};
+use forkd_formats::layer::{BLOCKS_PER_MAP_BYTE, LayerError, check_map};
 
 /// Bytes of one piece of the map; it covers 64 MiB of disk.
 pub(super) const PIECE: usize = 4096;
 
 const PER_PIECE: u64 = PIECE as u64 * BLOCKS_PER_MAP_BYTE;
 
-/// What a layer knows about a block.
+/// State of a block in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockState {
     /// Nothing: look below.

@@ -1,7 +1,8 @@
-//! What a block device stores its data on.
+//! Storage of a block device.
 //!
-//! A disk is a raw image, or a raw image that is shared and never written with a stack of thin layers on
-//! it, of which only the top one is written.
+//! A disk is a raw image ([`RawDisk`]), or a shared read-only image below a stack of thin layers of which only
+//! the top one is written ([`LayeredDisk`]). All calls are synchronous and come from the disk thread, or from
+//! the control thread while the disk thread is stopped.
 
 mod layer;
 mod layered;
@@ -11,10 +12,10 @@ mod raw;
 use std::fs::File;
 use std::io;
 
-use forkd_types::layer::LayerError;
+use forkd_formats::layer::LayerError;
 use thiserror::Error;
 
-pub use forkd_types::layer::{BLOCK, LayerHeader, MAX_DISK, SECTOR};
+pub use forkd_formats::layer::{BLOCK, LayerHeader, MAX_DISK, SECTOR};
 pub use layer::Layer;
 pub use layered::{DiskStack, LayeredDisk};
 pub use raw::RawDisk;
@@ -35,28 +36,27 @@ pub trait Disk: Send {
     fn discard(&mut self, offset: u64, len: u64) -> io::Result<()>;
     /// The range reads as zeroes from now on.
     fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()>;
-    /// Does of [`Disk::push_layer`] what can fail, so that several disks can get their layers or none.
+    /// Does the fallible part of [`Disk::push_layer`], so that several disks get their layers or none does.
     fn prepare_layer(&mut self, layer: &File) -> Result<(), DiskError> {
         let _ = layer;
         Err(DiskError::NoLayers)
     }
-    /// Freezes what is there and goes on writing into a new, empty layer.
+    /// Freezes the top layer and writes into a new, empty one from now on.
     fn push_layer(&mut self, layer: File) -> Result<(), DiskError>;
     /// Whether nothing was written since the last layer was put on.
     fn untouched(&self) -> bool {
         false
     }
-    /// What lies below the layer that is written; none for a disk without layers.
+    /// The layers below the one that is written; `None` for a disk without layers.
     fn stack(&self) -> Option<DiskStack> {
         None
     }
-    /// Goes back to what an earlier [`Disk::stack`] of this disk held, and on writing into a new, empty
-    /// layer.
+    /// Returns to the content of an earlier [`Disk::stack`] of this disk, and writes into a new, empty layer.
     fn rewind(&mut self, stack: &DiskStack, layer: File) -> Result<(), DiskError> {
         let _ = (stack, layer);
         Err(DiskError::NoLayers)
     }
-    /// Takes one layer that reads the same in place of all that lie below the layer that is written.
+    /// Replaces all layers below the top one by a merged layer that reads the same.
     fn take_merged(&mut self, merged: File) -> Result<(), DiskError> {
         let _ = merged;
         Err(DiskError::NoLayers)
@@ -68,7 +68,6 @@ pub trait Disk: Send {
 /// How much is stored where.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Thin layers.
     pub layers: u64,
     /// Bytes of data in the layer that is written.
     pub top_bytes: u64,
@@ -85,7 +84,6 @@ pub enum DiskError {
     /// A system call failed.
     #[error("cannot {action} a disk image")]
     Io {
-        /// What was tried.
         action: &'static str,
         /// How it failed.
         #[source]
@@ -102,7 +100,7 @@ pub enum DiskError {
         /// Size of the rest.
         disk: u64,
     },
-    /// There is nothing to put a layer on.
+    /// The disk has no layers.
     #[error("a disk that is written in place, or only read, takes no layer")]
     NoLayers,
     /// A new layer has data in it.

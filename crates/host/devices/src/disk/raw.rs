@@ -1,10 +1,10 @@
-//! A raw image.
+//! A raw image, written in place or read-only.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use forkd_types::layer::LayerError;
+use forkd_formats::layer::LayerError;
 
 use super::{
     Disk, DiskError, DiskStats, SECTOR, file_size, fill_with_zeroes, punch_hole, read_padded,

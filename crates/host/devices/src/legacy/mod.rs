@@ -1,4 +1,4 @@
-//! Devices from before virtio: the serial port, and the keyboard controller that resets the machine.
+//! Devices from before virtio: the serial port.
 
 pub mod serial;
 

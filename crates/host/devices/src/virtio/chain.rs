@@ -1,4 +1,8 @@
-//! Descriptor chains, checked once and then used.
+//! Descriptor chains, copied and checked once.
+//!
+//! [`Chain`] holds the buffers of a request after one pass over the descriptors: inside guest memory, readable
+//! before writable, bounded in number. Descriptors are never read twice, so a guest cannot change them after
+//! the check. Buffer contents may change at any time and are copied before they are parsed.
 
 use std::ops::Deref;
 
@@ -12,7 +16,7 @@ use crate::GuestMemory;
 /// The most buffers in one chain. Drivers stay below the queue size; an indirect table could be longer.
 const MAX_SEGMENTS: usize = 1024;
 
-/// What is wrong with a chain.
+/// Why a chain is invalid.
 #[derive(Debug, Error, PartialEq, Eq, Clone, Copy)]
 pub enum ChainError {
     /// The head, a link or an indirect table points nowhere, or the chain loops.
@@ -98,12 +102,12 @@ impl Chain {
         self.writable.iter().map(|s| (s.addr.0, s.len as u64))
     }
 
-    /// What the driver sends.
+    /// A reader of the buffers that the driver has filled.
     pub fn reader<'a>(&'a self, memory: &'a GuestMemory) -> ChainReader<'a> {
         ChainReader(Cursor::new(memory, &self.readable))
     }
 
-    /// Where the driver wants the answer.
+    /// A writer into the buffers for the answer.
     pub fn writer<'a>(&'a self, memory: &'a GuestMemory) -> ChainWriter<'a> {
         ChainWriter {
             cursor: Cursor::new(memory, &self.writable),
@@ -240,7 +244,7 @@ impl ChainWriter<'_> {
     }
 }
 
-/// What devices do with a queue.
+/// Operations of devices on a queue.
 pub trait QueueExt {
     /// The next available chain, checked.
     fn next_chain(&mut self, memory: &GuestMemory) -> Result<Option<Chain>, DeviceError>;

@@ -1,4 +1,6 @@
-//! The way from a device to the guest.
+//! The interrupt line of a device and its status register.
+//!
+//! Raising and acknowledging take no lock, so a vCPU that acknowledges never waits for a busy device.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

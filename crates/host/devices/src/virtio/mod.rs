@@ -1,4 +1,9 @@
 //! Virtio 1.2 devices behind the MMIO transport.
+//!
+//! Each device is a folder with the same files: `device` (registers and life cycle), `event_handler` (work on
+//! the event loop), `state` (saved form), `metrics`. [`VirtioDevice`] states the contract of a device,
+//! [`MmioTransport`] is a slot, [`Activation`] what a running device works with. Input from the guest is
+//! hostile: an invalid ring or chain stops that device until its driver resets it.
 
 pub mod balloon;
 pub mod block;
@@ -30,11 +35,11 @@ pub use state::{DeviceState, QueueSnapshot, RestoreError, SlotState, SlotStateV1
 pub mod feature {
     /// Descriptors may point to a table of descriptors.
     pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// Both sides say from which index on they want to be told.
+    /// Both sides name the index from which on they want a notification.
     pub const EVENT_IDX: u64 = 1 << 29;
     /// The device is not a legacy one.
     pub const VERSION_1: u64 = 1 << 32;
-    /// What every device offers.
+    /// Features that every device offers.
     pub const COMMON: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1;
 }
 
@@ -44,19 +49,21 @@ pub const FIRST_DEVICE_TOKEN: u32 = 64;
 /// The most chains of one queue in a row, so that a driver that never stops does not starve the others.
 const MAX_TURNS: u32 = 512;
 
-/// What became of a chain.
+/// Result of handling a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is done, with this many bytes written into it.
+    /// The chain is done, with this many bytes written into it.
     Used(u32),
-    /// It stays where it is; the device comes back to it by itself.
+    /// The chain stays available; the device comes back to it by itself.
     Hold,
+    /// The chain is not done, because a pause waits. It is carried out from its beginning afterwards, so this
+    /// is only for requests that may be repeated.
+    Again,
 }
 
-/// What a device works with from the moment its driver is ready.
+/// The queues, memory and lines of a device whose driver is ready.
 #[derive(Debug)]
 pub struct Activation {
-    /// Guest memory.
     pub memory: GuestMemory,
     /// One entry for each queue the device has. One that the driver did not set up is not ready; the
     /// ready ones lie inside guest memory.
@@ -86,7 +93,7 @@ impl Activation {
     }
 
     /// Takes the available chains of a queue one by one, until there is none, `handle` holds one back, or
-    /// others should have their turn. The driver is told at the end if it wants to know.
+    /// others should have their turn. Notifies the driver at the end if it wants that.
     pub fn drain(
         &mut self,
         index: usize,
@@ -112,6 +119,11 @@ impl Activation {
                 Verdict::Used(len) => queue.finish(&self.memory, &chain, len)?,
                 Verdict::Hold => {
                     queue.put_back();
+                    break;
+                }
+                Verdict::Again => {
+                    queue.put_back();
+                    self.again(index);
                     break;
                 }
             }
@@ -173,8 +185,8 @@ pub enum DeviceError {
 /// Devices do their I/O synchronously, inside `on_queue` and `on_event`. When the loop is paused, no
 /// device is inside one of them, nothing is in flight, and every buffer is either still in the available
 /// ring or already in the used ring. A device must return from a long run over a queue when
-/// [`Registrar::should_yield`] says so, after ringing [`Activation::again`]. Resuming needs no call:
-/// descriptors that became ready meanwhile are reported then.
+/// [`Registrar::should_yield`] says so, after ringing [`Activation::again`], and from a long request with
+/// [`Verdict::Again`]. Resuming needs no call: descriptors that became ready meanwhile are reported then.
 pub trait VirtioDevice: Any + Send {
     /// The virtio device id.
     fn device_type(&self) -> u32;
@@ -196,7 +208,7 @@ pub trait VirtioDevice: Any + Send {
     /// The driver is ready. On an error the device is not active.
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
 
-    /// What the device was activated with, while it is active.
+    /// The activation, while the device is active.
     fn activation(&self) -> Option<&Activation>;
 
     /// Back to the state before activation: nothing registered, no queue, no connection. Also called

@@ -1,4 +1,4 @@
-//! What depends on the processor architecture.
+//! Code that depends on the processor architecture; x86-64 is the only one.
 
 #[cfg(target_arch = "x86_64")]
 pub mod x86_64;

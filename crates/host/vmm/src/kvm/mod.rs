@@ -1,6 +1,11 @@
-//! KVM, behind safe functions.
+//! KVM behind safe functions: the device ([`Hypervisor`]), a VM ([`Vm`]) and a vCPU ([`Vcpu`]).
+//!
+//! This is the only module of the crate with `unsafe`. State that is read here is plain data ([`VmState`],
+//! [`VcpuState`]); state that is set may come from a file and was checked before
+//! ([`crate::arch::x86_64::cpu_check`]).
 #![allow(unsafe_code)]
 
+mod hardening;
 mod run_page;
 mod vcpu;
 mod vm;
@@ -12,7 +17,7 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 
 pub use run_page::RunPage;
-pub use vcpu::{Vcpu, VcpuExit, VcpuState};
+pub use vcpu::{EXIT_BUS_LOCK, Vcpu, VcpuExit, VcpuState};
 pub use vm::{Vm, VmState};
 
 /// Why KVM did not do what was asked.
@@ -21,38 +26,22 @@ pub enum KvmError {
     /// An ioctl failed.
     #[error("KVM refused to {action}")]
     Refused {
-        /// What was asked.
         action: &'static str,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
     /// The device speaks another version.
     #[error("KVM speaks version {found}, {KVM_API_VERSION} is needed")]
-    Version {
-        /// What it speaks.
-        found: i32,
-    },
+    Version { found: i32 },
     /// Something that cannot be done without is missing.
     #[error("KVM lacks {name}")]
-    Lacks {
-        /// What.
-        name: &'static str,
-    },
+    Lacks { name: &'static str },
     /// A register from a snapshot was not taken.
     #[error("the host does not take MSR {index:#x} = {value:#x} of the snapshot")]
-    Msr {
-        /// Which.
-        index: u32,
-        /// The value.
-        value: u64,
-    },
+    Msr { index: u32, value: u64 },
     /// Saved state has an impossible size.
     #[error("the saved {what} has an impossible size")]
-    Size {
-        /// Of what.
-        what: &'static str,
-    },
+    Size { what: &'static str },
     /// The guest's clock cannot be made to tick as it did.
     #[error(
         "the snapshot's TSC runs at {saved} kHz, the host's at {host} kHz, and it cannot scale"
@@ -60,7 +49,6 @@ pub enum KvmError {
     TscRate {
         /// In the snapshot.
         saved: u32,
-        /// Here.
         host: u32,
     },
 }
@@ -85,11 +73,6 @@ impl Hypervisor {
         // the first ioctl below.
         let kvm = unsafe { Kvm::from_raw_fd(fd.into_raw_fd()) };
         Self::checked(kvm)
-    }
-
-    /// Opens the KVM device.
-    pub fn open() -> Result<Self, KvmError> {
-        Self::checked(Kvm::new().map_err(refused("open the device"))?)
     }
 
     fn checked(kvm: Kvm) -> Result<Self, KvmError> {

@@ -1,4 +1,7 @@
-//! The page through which a vCPU in the guest can be told to come out.
+//! The page through which another thread calls a vCPU out of the guest.
+//!
+//! The flag `immediate_exit` closes the race between the kick signal and `KVM_RUN`: a signal that comes just
+//! before the call would be lost without it.
 
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
@@ -48,8 +51,8 @@ impl RunPage {
 
     fn flag(&self) -> &AtomicU8 {
         let offset = std::mem::offset_of!(kvm_run, immediate_exit);
-        // SAFETY: the offset is inside the page; the kernel reads the byte and nobody else writes it
-        // except through such a view.
+        // SAFETY: the offset is inside the page; the kernel reads the byte, and it is written only
+        // through such a view.
         unsafe { self.page.add(offset).cast::<AtomicU8>().as_ref() }
     }
 

@@ -1,4 +1,7 @@
-//! One virtual CPU.
+//! One virtual CPU: running it, and saving and restoring its state.
+//!
+//! A restore sets CPUID first, since KVM validates the other registers against it, and the TSC before its
+//! deadline. The vCPU must not run during either.
 
 use std::os::fd::AsRawFd;
 
@@ -14,6 +17,9 @@ use crate::arch::x86_64::msr;
 
 pub use kvm_ioctls::VcpuExit;
 
+/// The exit of a vCPU that locked the bus; kvm-ioctls has no name for it.
+pub const EXIT_BUS_LOCK: u32 = kvm_bindings::KVM_EXIT_X86_BUS_LOCK;
+
 /// How many registers are read or written in one call.
 const MSR_CHUNK: usize = 64;
 /// KVM lets guests run with a clock this far off without scaling: 250 parts per million.
@@ -22,9 +28,7 @@ const TSC_TOLERANCE: u32 = 4000;
 /// A vCPU as plain data.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct VcpuState {
-    /// What CPUID shows.
     pub cpuid: Vec<kvm_cpuid_entry2>,
-    /// General registers.
     pub regs: kvm_regs,
     /// Segment and control registers.
     pub sregs: kvm_sregs,
@@ -32,7 +36,6 @@ pub struct VcpuState {
     pub xsave: Vec<u32>,
     /// Extended control registers; none where the host has none.
     pub xcrs: Option<kvm_xcrs>,
-    /// Debug registers.
     pub debugregs: kvm_debugregs,
     /// Exceptions and interrupts under way.
     pub events: kvm_vcpu_events,
@@ -40,7 +43,6 @@ pub struct VcpuState {
     pub mp_state: kvm_mp_state,
     /// Local interrupt controller.
     pub lapic: kvm_lapic_state,
-    /// Model-specific registers.
     pub msrs: Vec<kvm_msr_entry>,
     /// How fast the time stamp counter runs; none where the host does not tell.
     pub tsc_khz: Option<u32>,
@@ -50,8 +52,8 @@ pub struct VcpuState {
 pub struct Vcpu {
     fd: VcpuFd,
     xsave_size: usize,
-    /// What CPUID was set to. KVM's own answer has bits that come and go with other registers, and on
-    /// hosts that cannot trap the instruction also what they could not hide.
+    /// CPUID as it was set. KVM's answer has bits that follow other registers, and on hosts that cannot trap
+    /// the instruction also bits that should be hidden.
     cpuid: Vec<kvm_cpuid_entry2>,
 }
 
@@ -102,7 +104,7 @@ impl Vcpu {
             .map_err(refused("read control registers"))
     }
 
-    /// What every CPU starts with: FPU, model-specific registers, interrupt pins.
+    /// Sets the power-on state: FPU, model-specific registers, interrupt pins.
     pub fn power_on(&self, msrs: &[kvm_msr_entry]) -> Result<(), KvmError> {
         let fpu = kvm_fpu {
             fcw: 0x37f,
@@ -198,7 +200,7 @@ impl Vcpu {
         self.fd
             .set_vcpu_events(&state.events)
             .map_err(refused("set pending events"))?;
-        // Tells a guest with a paravirtual clock that it was stopped; one without cannot be told.
+        // Fails for a guest without a paravirtual clock, which has no way to learn of the stop.
         let _ = self.fd.kvmclock_ctrl();
         Ok(())
     }

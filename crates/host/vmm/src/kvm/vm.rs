@@ -1,20 +1,25 @@
-//! One virtual machine.
+//! One virtual machine: memory slots, doorbells, interrupt lines, clock and interrupt controllers.
+//!
+//! Everything that waits for grace periods in the kernel (slots, doorbells, lines) is done while the shell is
+//! built, before the filter of the control thread forbids it.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd};
 
 use forkd_memory::GuestRam;
 use kvm_bindings::{
-    KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    kvm_clock_data, kvm_irqchip, kvm_userspace_memory_region,
+    KVM_CAP_ENFORCE_PV_FEATURE_CPUID, KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC,
+    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, VmFd};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::hardening::{Hardening, capability};
 use super::{Hypervisor, KvmError, Vcpu, refused};
 use crate::arch::x86_64::layout;
 
-/// What a VM has beside its CPUs, memory and devices.
+/// The state of a VM beside its CPUs, memory and devices.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct VmState {
     /// Nanoseconds of the guest's clock.
@@ -31,6 +36,7 @@ pub struct VmState {
 pub struct Vm {
     fd: VmFd,
     xsave_size: usize,
+    hardening: Hardening,
 }
 
 impl Vm {
@@ -44,12 +50,22 @@ impl Vm {
         // Only Intel needs these two, and a KVM without hardware does not know them.
         let _ = fd.set_identity_map_address(layout::KVM_IDENTITY_MAP);
         let _ = fd.set_tss_address(layout::KVM_TSS);
+        let hardening = Hardening::enable(&fd);
         fd.create_irq_chip()
             .map_err(refused("create interrupt controllers"))?;
         let xsave_size = usize::try_from(fd.check_extension_int(Cap::Xsave2))
             .unwrap_or(0)
             .max(size_of::<kvm_bindings::kvm_xsave>());
-        Ok(Self { fd, xsave_size })
+        Ok(Self {
+            fd,
+            xsave_size,
+            hardening,
+        })
+    }
+
+    /// The protections that this host's KVM does not offer.
+    pub fn missing_hardening(&self) -> &[&'static str] {
+        &self.hardening.missing
     }
 
     /// Makes the reserved range the guest's memory. What is mapped there later is what the guest sees.
@@ -76,6 +92,10 @@ impl Vm {
             .fd
             .create_vcpu(u64::from(number))
             .map_err(refused("create a vCPU"))?;
+        if self.hardening.enforce_pv_features {
+            fd.enable_cap(&capability(KVM_CAP_ENFORCE_PV_FEATURE_CPUID, 1))
+                .map_err(refused("hide paravirtual features"))?;
+        }
         Ok(Vcpu::new(fd, self.xsave_size))
     }
 

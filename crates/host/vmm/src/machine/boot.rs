@@ -1,4 +1,4 @@
-//! A cold boot.
+//! Cold boot: loads a kernel into fresh memory and puts fresh devices in.
 
 use forkd_memory::{GuestMemory, MemoryError};
 use forkd_vmm_proto::BootSpec;
@@ -16,7 +16,7 @@ use crate::kvm::KvmError;
 /// Why a machine did not boot.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// There is something in the shell already.
+    /// The shell was filled before.
     #[error("the shell has been used")]
     Used,
     /// A descriptor is missing.
@@ -40,7 +40,6 @@ pub enum BootError {
     /// The generation id cannot be written.
     #[error("cannot write the generation id")]
     Generation(#[source] vm_memory::GuestMemoryError),
-    /// KVM refused.
     #[error("cannot set up the vCPUs")]
     Kvm(#[from] KvmError),
 }
@@ -75,7 +74,8 @@ impl Machine {
         self.ram.map_zero()?;
         let devices = DeviceSpec {
             disks: &spec.disks,
-            net: spec.net.as_ref(),
+            net: &spec.net,
+            mac: spec.mac,
             vsock: &spec.vsock,
             console: &spec.console,
         };

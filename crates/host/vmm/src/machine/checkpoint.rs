@@ -1,4 +1,9 @@
-//! Keeping points to go back to, and going back.
+//! Checkpoints inside the VMM, and the way back to them.
+//!
+//! A checkpoint is a cut whose parts stay in the process: changed pages in a file, vCPU and device state, frozen
+//! disk layers. A roll-back stops the machine, restores the pages that differ, then the state, and gives each
+//! disk a new layer over the frozen ones. A roll-back that fails half-way ends the VM; a checkpoint that fails
+//! leaves it as it was.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,15 +29,12 @@ use crate::state::MachineState;
 /// Why there is no checkpoint.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
-    /// There are as many as there can be.
+    /// The number of checkpoints is at its limit.
     #[error("the machine has as many checkpoints as it can keep")]
     Full,
     /// A disk has no layers.
     #[error("the disk {slot:?} is written in place and cannot go back")]
-    InPlace {
-        /// Which.
-        slot: DeviceSlot,
-    },
+    InPlace { slot: DeviceSlot },
     /// As a cut fails.
     #[error("cannot take the state")]
     Cut(#[from] CutError),
@@ -44,7 +46,7 @@ pub enum CheckpointError {
 /// Why a machine did not go back.
 #[derive(Debug, Error)]
 pub enum RollbackError {
-    /// There is nothing running.
+    /// The machine neither runs nor is paused.
     #[error("the machine is {phase:?}")]
     Phase {
         /// Where it is.
@@ -52,10 +54,7 @@ pub enum RollbackError {
     },
     /// There is no such checkpoint.
     #[error("there is no checkpoint {id}")]
-    NoCheckpoint {
-        /// Its number.
-        id: u64,
-    },
+    NoCheckpoint { id: u64 },
     /// A descriptor is missing.
     #[error("the roll-back lacks a descriptor")]
     Fd(#[from] FdError),
@@ -82,9 +81,7 @@ pub enum RollbackError {
     /// A disk does not go back.
     #[error("the disk {slot:?} does not go back")]
     Disk {
-        /// Which.
         slot: DeviceSlot,
-        /// Why.
         #[source]
         source: DiskError,
     },
@@ -102,16 +99,16 @@ pub struct CheckpointInProgress {
     report: CheckpointReport,
 }
 
-/// What came of a checkpoint.
+/// Result of [`Machine::checkpoint`].
 pub enum CheckpointDone {
     /// Nothing has changed since the last one.
     Unchanged(CheckpointReport),
-    /// Its pages are being written.
+    /// The pages are being written.
     Writing(Box<CheckpointInProgress>),
 }
 
-/// What has to be known of the instant.
-struct Instantly {
+/// Everything captured while the vCPUs were stopped.
+struct CapturedCheckpoint {
     made: Checkpoint,
     written: Written,
     pages: PageSet,
@@ -174,23 +171,23 @@ impl Machine {
         if was_running {
             self.stop_threads().map_err(CutError::from)?;
         }
-        let instant = self.keep_instant(memory, layers);
+        let captured = self.capture_checkpoint(memory, layers);
         if was_running {
             self.go_on();
         }
-        match instant? {
-            Ok(instant) => {
-                self.history.mark_shared(&self.ram, &instant.fresh);
-                instant.written.release();
+        match captured? {
+            Ok(captured) => {
+                self.history.mark_shared(&self.ram, &captured.fresh);
+                captured.written.release();
                 let pause_us = self.standstill(stopped).as_micros() as u64;
                 Ok(CheckpointDone::Writing(Box::new(CheckpointInProgress {
-                    written: instant.written,
-                    pages: instant.pages,
-                    made: instant.made,
+                    written: captured.written,
+                    pages: captured.pages,
+                    made: captured.made,
                     started,
                     report: CheckpointReport {
                         pause_us,
-                        layers_taken: instant.layers_taken,
+                        layers_taken: captured.layers_taken,
                         ..CheckpointReport::default()
                     },
                 })))
@@ -206,12 +203,12 @@ impl Machine {
         }
     }
 
-    /// What happens while nothing moves; the number of the last checkpoint if nothing has changed.
-    fn keep_instant(
+    /// Captures a stopped machine, or returns the number of the last checkpoint if nothing has changed since.
+    fn capture_checkpoint(
         &mut self,
         memory: File,
         layers: Vec<File>,
-    ) -> Result<Result<Instantly, u64>, CutError> {
+    ) -> Result<Result<CapturedCheckpoint, u64>, CutError> {
         let fresh = self.history.written(&self.ram)?;
         let state = self.read_state()?;
         if let Some((id, last)) = self.history.unwritten_head()
@@ -244,7 +241,7 @@ impl Machine {
             }
         }
         self.history.begin_checkpoint();
-        Ok(Ok(Instantly {
+        Ok(Ok(CapturedCheckpoint {
             made: Checkpoint::new(memory, state, disks),
             written,
             pages,
@@ -284,13 +281,13 @@ impl Machine {
         Err(failed)
     }
 
-    /// Forgets a checkpoint. False if there is none of that number.
+    /// Drops a checkpoint. Returns false if there is none with this number.
     pub fn drop_checkpoint(&mut self, id: u64) -> bool {
         self.history.drop_checkpoint(id)
     }
 
-    /// Goes back to a checkpoint; running if the machine ran. A machine that cannot go back once it has
-    /// begun to is over.
+    /// Rolls back to a checkpoint. The machine runs afterwards if it ran before. A failure after the first
+    /// change ends the VM.
     pub fn rollback(
         &mut self,
         spec: &RollbackSpec,
@@ -383,7 +380,7 @@ impl Machine {
     }
 }
 
-/// Whether the CPUs stand where they stood. Clocks and timers go on by themselves.
+/// Whether registers are equal. Clocks and timers advance without a change of the machine.
 fn same_cpus(one: &MachineState, other: &MachineState) -> bool {
     one.vcpus.len() == other.vcpus.len()
         && one.vcpus.iter().zip(&other.vcpus).all(|(one, other)| {

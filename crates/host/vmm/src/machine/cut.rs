@@ -1,11 +1,13 @@
-//! Taking the state of a machine at one instant.
+//! Cuts: capturing a machine at one moment while it goes on.
 //!
 //! ```text
 //!   running ──► all stopped ──► state read, process forked, disks get new layers ──► running
 //!                                    └─► child writes memory ─► done ─► page map, then state written ─► report
 //! ```
 //!
-//! Whatever fails between stopping and going on, the machine is as it was before.
+//! [`Machine::cut`] ends when the machine runs again; [`Machine::finish_cut`] collects the writer. A failure at
+//! any step leaves the machine as it was before. The state file is written last, so a complete one never
+//! stands beside incomplete memory.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -16,10 +18,11 @@ use forkd_devices::disk::DiskError;
 use forkd_devices::virtio::block::Block;
 use forkd_memory::{
     MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed, plan_full,
+    plan_onto,
 };
 use forkd_sys::{ForkError, PageRange};
 use forkd_vmm_proto::{
-    CutReport, CutSpec, DeviceSlot, PageMap, PageMapError, PauseParts, VmmPhase,
+    CutExtent, CutReport, CutSpec, DeviceSlot, ImageId, PageMap, PageMapError, PauseParts, VmmPhase,
 };
 use thiserror::Error;
 
@@ -31,7 +34,7 @@ use crate::state::{MachineState, StateError};
 /// Why there is no cut.
 #[derive(Debug, Error)]
 pub enum CutError {
-    /// There is nothing to cut.
+    /// The machine neither runs nor is paused.
     #[error("the machine is {phase:?}")]
     Phase {
         /// Where it is.
@@ -48,15 +51,12 @@ pub enum CutError {
         /// In the machine.
         disks: usize,
     },
-    /// It builds on something else than the last cut.
-    #[error("there is no image {onto} to build on")]
+    /// The image to build on is neither the start nor the last cut.
+    #[error("there is no image {} to build on", image.0)]
     NoImage {
-        /// Which.
-        onto: u64,
+        /// The image of the request.
+        image: ImageId,
     },
-    /// Only what changed, but nowhere to say what that is.
-    #[error("a cut of only what changed needs a place for its page map")]
-    NoIndex,
     /// The machine could not be stopped.
     #[error("cannot stop the machine")]
     Pause(#[from] PauseError),
@@ -66,7 +66,7 @@ pub enum CutError {
     /// State cannot be put into a file.
     #[error("cannot encode the state")]
     State(#[from] StateError),
-    /// What changed cannot be found out.
+    /// The changed pages cannot be determined.
     #[error("cannot find out what to write")]
     Memory(#[from] MemoryError),
     /// The writer cannot be started, or died.
@@ -75,27 +75,21 @@ pub enum CutError {
     /// A disk does not take its new layer.
     #[error("the disk {slot:?} does not take its new layer")]
     Disk {
-        /// Which.
         slot: DeviceSlot,
-        /// Why.
         #[source]
         source: DiskError,
     },
     /// A disk cannot be flushed.
     #[error("the disk {slot:?} cannot be flushed")]
     Flush {
-        /// Which.
         slot: DeviceSlot,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// A file cannot be written.
     #[error("cannot write the {what}")]
     Write {
-        /// Which.
         what: &'static str,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -115,11 +109,11 @@ struct Files {
 /// A cut whose memory is being written. Readable once the writer is done.
 pub struct CutInProgress {
     written: Written,
-    /// What the cut builds on, if it holds only what changed.
+    /// The page map below, if the cut holds changed pages only.
     onto: Option<PageMap>,
     index: Option<File>,
     state: (File, Vec<u8>),
-    /// What the next cut does not have to hold if this one succeeds.
+    /// Pages that count as changed again if this cut fails.
     settled: PageSet,
     started: Instant,
     stays_paused: bool,
@@ -128,7 +122,7 @@ pub struct CutInProgress {
 
 /// A captured cut.
 pub struct CutDone {
-    /// What goes on in the background.
+    /// The part that goes on in the background.
     pub progress: CutInProgress,
     /// How long the guest stood still; none if it stays paused.
     pub pause: Option<Duration>,
@@ -147,7 +141,9 @@ impl Machine {
         self.history.follow(&self.ram);
         self.history.look_ahead(&self.ram)?;
         let image_ranges = match self.ram.image() {
-            Some(image) if !spec.only_changed => plan_full(Vec::new(), Some(image)).ranges,
+            Some(image) if spec.extent == CutExtent::All => {
+                plan_full(Vec::new(), Some(image)).ranges
+            }
             _ => Vec::new(),
         };
         let was_running = self.phase == VmmPhase::Running;
@@ -220,16 +216,13 @@ impl Machine {
         if given != disks && (given != 0 || spec.resume) {
             return Err(CutError::Layers { given, disks });
         }
-        if spec.only_changed
-            && spec.index.is_none()
-            && (self.ram.image().is_some() || spec.onto != 0)
-        {
-            return Err(CutError::NoIndex);
-        }
         Ok(Files {
             state: fds.file(spec.state)?,
             memory: fds.file(spec.memory)?,
-            index: spec.index.map(|index| fds.file(index)).transpose()?,
+            index: match spec.extent {
+                CutExtent::All => None,
+                CutExtent::Since { index, .. } => Some(fds.file(index)?),
+            },
             layers: spec
                 .new_layers
                 .iter()
@@ -238,14 +231,14 @@ impl Machine {
         })
     }
 
-    /// Everything that has to happen while nothing moves.
+    /// Captures a stopped machine.
     fn capture(
         &mut self,
         spec: &CutSpec,
         files: &mut Files,
         image_ranges: Vec<PageRange>,
         parts: &mut PauseParts,
-    ) -> Result<Captured, CutError> {
+    ) -> Result<CapturedCut, CutError> {
         let mut lap = Lap::now();
         let state = self.read_state()?;
         parts.state_us = lap.next();
@@ -277,7 +270,7 @@ impl Machine {
             }
         }
         parts.disks_us = lap.next();
-        Ok(Captured {
+        Ok(CapturedCut {
             state,
             written,
             onto,
@@ -285,8 +278,8 @@ impl Machine {
         })
     }
 
-    /// What can fail when disks get new layers fails here, before the first has one. One disk alone is as it was when it
-    /// fails, and the guest stands still meanwhile.
+    /// Does the fallible part of adding layers to several disks before the first disk gets one. A single disk
+    /// is unchanged by a failure, so it needs no preparation, which would lengthen the pause.
     pub(super) fn prepare_layers(&self, layers: &[File]) -> Result<(), CutError> {
         if layers.len() < 2 {
             return Ok(());
@@ -322,18 +315,28 @@ impl Machine {
         spec: &CutSpec,
         image_ranges: Vec<PageRange>,
     ) -> Result<(WritePlan, Option<PageMap>), CutError> {
-        if spec.only_changed {
-            let onto = spec.onto;
+        if let CutExtent::Since { image, .. } = spec.extent {
             let (pages, map) = self
                 .history
-                .since_image(&self.ram, onto)?
-                .ok_or(CutError::NoImage { onto })?;
-            return Ok((plan_changed(pages.ranges().to_vec()), map));
+                .since_image(&self.ram, image)?
+                .ok_or(CutError::NoImage { image })?;
+            let changed = pages.ranges().to_vec();
+            let Some(map) = map else {
+                return Ok((plan_changed(changed), None));
+            };
+            let (plan, map) = plan_onto(map, changed, || self.all_pages())?;
+            return Ok((plan, Some(map)));
         }
         let mut ranges = self.history.private(&self.ram)?.ranges().to_vec();
         ranges.extend(image_ranges);
         ranges.sort_by_key(|range| range.first);
         Ok((plan_full(ranges, None), None))
+    }
+
+    /// All pages that are not known to be zero.
+    fn all_pages(&self) -> Result<Vec<PageRange>, MemoryError> {
+        let private = self.history.private(&self.ram)?.ranges().to_vec();
+        Ok(plan_full(private, self.ram.image()).ranges)
     }
 
     /// Waits for the writer and gives the report. A cut that fails leaves no trace in the machine.
@@ -394,7 +397,7 @@ fn finish(
     Ok((written, map))
 }
 
-/// A clock that is read part by part.
+/// A stop watch for the parts of a pause.
 pub(super) struct Lap(pub(super) Instant);
 
 impl Lap {
@@ -411,8 +414,8 @@ impl Lap {
     }
 }
 
-/// What has to be known of the instant.
-struct Captured {
+/// Everything captured while the vCPUs were stopped.
+struct CapturedCut {
     state: MachineState,
     written: Written,
     onto: Option<PageMap>,

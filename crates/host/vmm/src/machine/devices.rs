@@ -1,8 +1,12 @@
-//! The devices of one machine.
+//! The devices of one machine and their event loops.
+//!
+//! [`DeviceSet`] makes all slots, ports and interrupt lines while the shell is built; a boot or restore puts
+//! devices into the slots. Disks have an event loop, and so a thread, of their own ([`DeviceLoops`]). A pause
+//! stops both loops between two requests.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use forkd_devices::bus::{Bus, BusError};
@@ -16,7 +20,8 @@ use forkd_devices::virtio::{MMIO_WINDOW, MmioTransport, SlotError, VirtioDevice}
 use forkd_devices::{DeviceEvents, EventFd, EventLoop, LoopHandle, MemoryReclaim};
 use forkd_memory::GuestRam;
 use forkd_vmm_proto::{
-    ConsoleSpec, DeviceSlot, DiskSpec, NetSpec, READY_IO_PORT, RateLimit, VsockSpec,
+    ConsoleSpec, DeviceSlot, DiskSpec, NetAttachment, NetBackend, NetSpec, READY_IO_PORT,
+    RateLimit, VsockSpec,
 };
 use thiserror::Error;
 
@@ -44,16 +49,11 @@ pub enum DeviceSetError {
     Fd(#[from] FdError),
     /// Too many disks.
     #[error("{count} disks are more than there are slots for")]
-    TooManyDisks {
-        /// How many.
-        count: usize,
-    },
+    TooManyDisks { count: usize },
     /// A back end cannot be used.
     #[error("the device {slot:?} cannot use its back end")]
     Backend {
-        /// Which.
         slot: DeviceSlot,
-        /// Why.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -62,14 +62,10 @@ pub enum DeviceSetError {
     Slot(#[from] SlotError),
     /// There is no such device.
     #[error("there is no device in the slot {slot:?}")]
-    Absent {
-        /// Which.
-        slot: DeviceSlot,
-    },
+    Absent { slot: DeviceSlot },
     /// The state speaks of other devices than the request.
     #[error("the snapshot and the request differ in the device {slot:?}: the {where_} has it")]
     Differs {
-        /// Which.
         slot: DeviceSlot,
         /// "snapshot" or "request".
         where_: &'static str,
@@ -84,15 +80,26 @@ pub struct DeviceSpec<'a> {
     /// Disks in slot order.
     pub disks: &'a [DiskSpec],
     /// Network.
-    pub net: Option<&'a NetSpec>,
+    pub net: &'a NetSpec,
+    /// Hardware address of a network device that is not restored.
+    pub mac: [u8; 6],
     /// Sockets.
     pub vsock: &'a VsockSpec,
-    /// Serial console.
     pub console: &'a ConsoleSpec,
 }
 
 /// A device and the slot it goes into.
 type Fitted = (DeviceSlot, Box<dyn VirtioDevice>);
+
+/// The event loops of a machine, each for a thread of its own.
+///
+/// Disks do their I/O synchronously, and a flush may take the host seconds. They have a thread of their own
+/// so that commands to the agent (vsock), the console and the network do not wait for it.
+pub struct DeviceLoops {
+    /// Everything but disks.
+    pub devices: EventLoop,
+    pub disks: EventLoop,
+}
 
 /// Slots, ports and lines; devices come later.
 pub struct DeviceSet {
@@ -100,20 +107,28 @@ pub struct DeviceSet {
     serial: Arc<Serial>,
     generation_line: EventFd,
     power_button: EventFd,
-    handle: LoopHandle,
+    /// One for each of [`DeviceLoops`].
+    handles: [LoopHandle; 2],
     buses: Arc<Buses>,
     notices: Arc<Notices>,
 }
 
 impl DeviceSet {
-    /// Empty slots, connected to KVM; and the loop for the device thread.
-    pub fn new(vm: &Vm, notices: &Arc<Notices>) -> Result<(Self, EventLoop), DeviceSetError> {
-        let mut event_loop = EventLoop::new().map_err(DeviceSetError::Io)?;
+    /// Empty slots, connected to KVM; and the loops for the device threads.
+    pub fn new(vm: &Vm, notices: &Arc<Notices>) -> Result<(Self, DeviceLoops), DeviceSetError> {
+        let mut loops = DeviceLoops {
+            devices: EventLoop::new().map_err(DeviceSetError::Io)?,
+            disks: EventLoop::new().map_err(DeviceSetError::Io)?,
+        };
         let events = Arc::clone(notices) as Arc<dyn DeviceEvents>;
         let mut memory = Bus::new();
         let mut slots = Vec::with_capacity(layout::SLOTS.len());
         for (place, slot) in layout::SLOTS.into_iter().enumerate() {
-            let transport = event_loop
+            let own_loop = match slot {
+                DeviceSlot::Disk(_) => &mut loops.disks,
+                _ => &mut loops.devices,
+            };
+            let transport = own_loop
                 .add(|registrar| MmioTransport::new(slot, registrar, Arc::clone(&events)))
                 .map_err(DeviceSetError::Io)?;
             let window = layout::window(place);
@@ -126,7 +141,7 @@ impl DeviceSet {
             memory.insert(window, MMIO_WINDOW, transport.clone())?;
             slots.push(transport);
         }
-        let serial = event_loop.add(Serial::new).map_err(DeviceSetError::Io)?;
+        let serial = loops.devices.add(Serial::new).map_err(DeviceSetError::Io)?;
         vm.add_interrupt(serial.interrupt().as_fd(), SERIAL_IRQ)?;
         let generation_line = line(vm, layout::GENERATION_GSI)?;
         let power_button = line(vm, layout::POWER_BUTTON_GSI)?;
@@ -145,11 +160,11 @@ impl DeviceSet {
             serial,
             generation_line,
             power_button,
-            handle: event_loop.handle(),
+            handles: [loops.devices.handle(), loops.disks.handle()],
             buses: Arc::new(Buses { ports, memory }),
             notices: Arc::clone(notices),
         };
-        Ok((set, event_loop))
+        Ok((set, loops))
     }
 
     /// Where the guest's accesses go.
@@ -157,9 +172,21 @@ impl DeviceSet {
         Arc::clone(&self.buses)
     }
 
-    /// Controls the device thread.
-    pub fn handle(&self) -> &LoopHandle {
-        &self.handle
+    /// Asks all device threads to stop soon, and does not wait for it.
+    pub fn ask_pause(&self) -> io::Result<()> {
+        self.handles.iter().try_for_each(LoopHandle::ask_pause)
+    }
+
+    /// Waits until all device threads have stopped between two requests. Nothing is in flight then.
+    pub fn pause(&self) -> io::Result<()> {
+        self.handles.iter().try_for_each(LoopHandle::pause)
+    }
+
+    /// Lets all device threads go on.
+    pub fn resume(&self) -> io::Result<()> {
+        // A loop that fails to be woken must not keep the other one asleep.
+        let results = self.handles.each_ref().map(LoopHandle::resume);
+        results.into_iter().collect()
     }
 
     /// Puts fresh devices in; returns the places of the slots that have one.
@@ -242,11 +269,9 @@ impl DeviceSet {
         let vsock = Vsock::new(spec.vsock.cid, fds.take(spec.vsock.listener)?, events)
             .map_err(backend(DeviceSlot::Vsock))?;
         devices.push((DeviceSlot::Vsock, Box::new(vsock)));
-        if let Some(net) = spec.net {
-            let device = Net::new(fds.take(net.backend)?, net.kind, net.mac, net.rate)
-                .map_err(backend(DeviceSlot::Net))?;
-            devices.push((DeviceSlot::Net, Box::new(device)));
-        }
+        let net = Net::new(spec.mac, net_backend(spec.net.backend, fds)?, spec.net.rate)
+            .map_err(backend(DeviceSlot::Net))?;
+        devices.push((DeviceSlot::Net, Box::new(net)));
         for (number, disk) in (0u8..).zip(spec.disks) {
             let slot = DeviceSlot::Disk(number);
             if !layout::SLOTS.contains(&slot) {
@@ -306,6 +331,21 @@ impl DeviceSet {
             .ok_or(DeviceSetError::Absent { slot })
     }
 
+    /// Exchanges the back end of the network device.
+    pub fn set_net(
+        &self,
+        attachment: Option<NetAttachment>,
+        fds: &mut Fds,
+    ) -> Result<(), DeviceSetError> {
+        let slot = DeviceSlot::Net;
+        let new = net_backend(attachment, fds)?;
+        let (_, transport) = self.slot(slot)?;
+        transport
+            .with(|net: &mut Net| net.set_backend(new))
+            .ok_or(DeviceSetError::Absent { slot })?
+            .map_err(backend(slot))
+    }
+
     /// Presses the power button.
     pub fn press_power_button(&self) {
         let _ = self.power_button.signal();
@@ -343,18 +383,30 @@ impl DeviceSet {
         self.serial.flush();
     }
 
-    /// All counters. Those of the balloon are as of the last time somebody asked.
-    pub fn counters(&self) -> Vec<(String, u64)> {
-        let mut out = Vec::new();
+    /// Asks the guest for memory statistics, which are in the counters a moment later.
+    pub fn ask_for_memory_stats(&self) {
         if let Ok((_, balloon)) = self.slot(DeviceSlot::Balloon)
             && let Some(Err(error)) = balloon.with(|b: &mut Balloon| b.ask_for_stats())
         {
             tracing::warn!(%error, "the balloon gives no statistics");
         }
+    }
+
+    /// All counters, as [`forkd_vmm_proto::COUNTERS`] lists them. Waits for no device.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let mut out = Vec::new();
         for transport in &self.slots {
             transport.counters(&slot_name(transport.slot()), &mut out);
         }
         self.serial.counters("console", &mut out);
+        let notices = &self.notices;
+        for (name, counter) in [
+            ("machine.ready_signals", &notices.ready_signals),
+            ("machine.dropped_notices", &notices.dropped),
+            ("machine.bus_locks", &notices.bus_locks),
+        ] {
+            out.push((name.to_owned(), counter.get()));
+        }
         out
     }
 
@@ -388,6 +440,15 @@ fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     }
 }
 
+fn net_backend(
+    attachment: Option<NetAttachment>,
+    fds: &mut Fds,
+) -> Result<Option<(OwnedFd, NetBackend)>, FdError> {
+    attachment
+        .map(|NetAttachment { fd, kind }| Ok((fds.take(fd)?, kind)))
+        .transpose()
+}
+
 fn build_disk(slot: DeviceSlot, spec: &DiskSpec, fds: &mut Fds) -> Result<Block, DeviceSetError> {
     let base = fds.file(spec.base)?;
     let layers = spec
@@ -407,5 +468,64 @@ fn slot_name(slot: DeviceSlot) -> String {
         DeviceSlot::Net => "net".into(),
         DeviceSlot::Disk(n) => format!("disk{n}"),
         DeviceSlot::Console => "console".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kvm::Hypervisor;
+
+    fn vm() -> Vm {
+        let kvm = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .unwrap();
+        Vm::new(&Hypervisor::from_fd(kvm.into()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn disks_are_served_by_a_loop_of_their_own() {
+        if !std::path::Path::new("/dev/kvm").exists() {
+            eprintln!("no /dev/kvm on this host: nothing was tested");
+            return;
+        }
+        let vm = vm();
+        let (set, loops) = DeviceSet::new(&vm, &Notices::new().unwrap()).unwrap();
+        set.resume().unwrap();
+        for transport in &set.slots {
+            transport.doorbells()[0].signal().unwrap();
+            let woken = [&loops.devices, &loops.disks].map(|one| one.poll_once().unwrap());
+            let expected = match transport.slot() {
+                DeviceSlot::Disk(_) => [0, 1],
+                _ => [1, 0],
+            };
+            assert_eq!(woken, expected, "{:?}", transport.slot());
+        }
+    }
+
+    /// A pause waits for the request that a disk is in, and no loop runs after it.
+    #[test]
+    fn a_pause_stops_all_loops() {
+        if !std::path::Path::new("/dev/kvm").exists() {
+            eprintln!("no /dev/kvm on this host: nothing was tested");
+            return;
+        }
+        let vm = vm();
+        let (set, loops) = DeviceSet::new(&vm, &Notices::new().unwrap()).unwrap();
+        let handles = set.handles.clone();
+        let threads =
+            [loops.devices, loops.disks].map(|one| std::thread::spawn(move || one.run().unwrap()));
+        for _ in 0..100 {
+            set.resume().unwrap();
+            set.ask_pause().unwrap();
+            set.pause().unwrap();
+            assert!(handles.iter().all(LoopHandle::is_paused));
+        }
+        handles.iter().for_each(|handle| handle.stop().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 }

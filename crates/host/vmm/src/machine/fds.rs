@@ -1,4 +1,6 @@
-//! The descriptors that came with a message.
+//! The descriptors that came with a command.
+//!
+//! A command names a descriptor by its place. Each can be taken once; the rest are closed with [`Fds`].
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,17 +14,12 @@ pub enum FdError {
     /// Fewer came along.
     #[error("the message names descriptor {index}, but {count} came with it")]
     Missing {
-        /// Which.
         index: u8,
         /// How many there are.
         count: usize,
     },
-    /// Named twice.
     #[error("the message names descriptor {index} twice")]
-    Taken {
-        /// Which.
-        index: u8,
-    },
+    Taken { index: u8 },
 }
 
 /// Descriptors, each to be taken once.
@@ -35,7 +32,6 @@ impl Fds {
         Self(fds.into_iter().map(Some).collect())
     }
 
-    /// Takes one.
     pub fn take(&mut self, FdIndex(index): FdIndex) -> Result<OwnedFd, FdError> {
         let count = self.0.len();
         self.0

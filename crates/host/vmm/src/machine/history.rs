@@ -1,9 +1,11 @@
-//! What has changed since when, and the points a machine can go back to.
+//! The history of guest memory: pages changed since the last cut, and checkpoints.
 //!
-//! Two clocks run over the pages a machine writes: since the last cut, which the next cut builds on, and
-//! since the checkpoint it stands on. Checkpoints are a tree; each holds the pages that differ from the
-//! one it was taken after, so a page as of a checkpoint is in the nearest of its ancestors that has it,
-//! and in the image the machine was started from if none has.
+//! Two sets grow with every change: pages changed since the last cut (`since_image`), which the next cut
+//! builds on, and pages changed since the checkpoint the machine stands on (`since_head`). Checkpoints are a
+//! tree. Each holds the pages that differ from its parent, so the content of a page at a checkpoint is in the
+//! nearest ancestor that has the page, or else in the image the machine was started from.
+//!
+//! Errors lean to "changed": a page that may have changed is in both sets.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +14,7 @@ use std::os::fd::AsFd;
 use forkd_devices::disk::DiskStack;
 use forkd_memory::{GuestRam, MemoryError, PageSet};
 use forkd_sys::{Pagemap, PagemapError, WriteTracker};
-use forkd_vmm_proto::PageMap;
+use forkd_vmm_proto::{ImageId, PageMap};
 
 use crate::state::MachineState;
 
@@ -29,7 +31,7 @@ pub struct Checkpoint {
     pub state: MachineState,
     /// Of the writable disks, in slot order.
     pub disks: Vec<DiskStack>,
-    /// Nobody will ask for it by name; it is there for those that build on it.
+    /// Dropped by the owner, and kept for the checkpoints that build on it.
     dropped: bool,
 }
 
@@ -47,16 +49,16 @@ impl Checkpoint {
     }
 }
 
-/// What a cut builds on.
+/// The last cut, as the base of the next one.
 struct Image {
-    number: u64,
+    id: ImageId,
     map: PageMap,
 }
 
 /// Pages that came or were written since they were last looked at.
 pub struct Fresh {
     touched: PageSet,
-    /// Those that are the machine's own.
+    /// The private ones among `touched`.
     own: PageSet,
 }
 
@@ -96,12 +98,15 @@ impl History {
         self.pagemap.as_ref().ok()
     }
 
-    /// Begins to follow writes, the first time; without it everything counts as written.
+    /// Starts to follow writes and discards, at the first call. On a host that cannot follow writes every
+    /// private page counts as written; discards are recorded all the same, since a discarded page is not
+    /// private any more and a roll-back would miss it.
     pub fn follow(&mut self, ram: &GuestRam) {
         if self.follows {
             return;
         }
         self.follows = true;
+        ram.remember_discarded();
         let can_mark = self.pagemap().is_some_and(Pagemap::has_marks);
         let Some(tracker) = self.tracker.as_ref().filter(|_| can_mark) else {
             return;
@@ -112,8 +117,8 @@ impl History {
         }
     }
 
-    /// Notes and marks what has been written so far, while the machine runs: what is left for the moment
-    /// in which it stands still is what it writes from now on.
+    /// Notes and marks the pages written so far, while the machine runs. Only pages written from now on are
+    /// left for the pause.
     pub fn look_ahead(&mut self, ram: &GuestRam) -> Result<(), MemoryError> {
         let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) else {
             return Ok(());
@@ -121,20 +126,19 @@ impl History {
         let touched = match ram.mark_touched(pagemap) {
             Ok(touched) => touched,
             Err(error) => {
-                // Some may have been marked.
+                // Some pages may have been marked, and would not show up again.
                 self.note(&everything(ram));
                 return Err(error);
             }
         };
         let own = ram.own_among(pagemap, &touched);
-        // What is marked and not known to be the image's counts as changed.
+        // A marked page counts as changed unless it is known to be the image's.
         let own = own.unwrap_or(touched);
         self.note(&own);
         Ok(())
     }
 
-    /// Notes the pages written since this or [`History::look_ahead`] was last asked, with the machine
-    /// stopped.
+    /// Notes the pages written since the last call of this or [`History::look_ahead`]. The machine is stopped.
     pub fn written(&mut self, ram: &GuestRam) -> Result<Fresh, MemoryError> {
         let fresh = match &self.pagemap {
             Ok(pagemap) => {
@@ -158,7 +162,7 @@ impl History {
         self.since_head.add(pages);
     }
 
-    /// All pages that are not what the machine was started from.
+    /// All pages that differ from the image the machine was started from.
     pub fn private(&self, ram: &GuestRam) -> Result<PageSet, MemoryError> {
         match self.pagemap() {
             Some(pagemap) => ram.private_set(pagemap),
@@ -166,15 +170,15 @@ impl History {
         }
     }
 
-    /// Marks pages that a forked process has as of an instant, while the machine runs on. Those written
-    /// since that instant go on counting.
+    /// Marks pages that a forked child has, while the machine runs again. Pages written since the fork keep
+    /// counting as changed.
     pub fn mark_shared(&mut self, ram: &GuestRam, fresh: &Fresh) {
-        let late = match (&self.tracker, &self.pagemap) {
-            (Some(_), Ok(pagemap)) => late(ram, pagemap, fresh),
+        let written = match (&self.tracker, &self.pagemap) {
+            (Some(_), Ok(pagemap)) => written_after_fork(ram, pagemap, fresh),
             _ => return,
         };
-        match late {
-            Ok(late) => self.note(&late),
+        match written {
+            Ok(written) => self.note(&written),
             Err(error) => {
                 tracing::warn!(%error, "the next cut will look at more pages than changed");
                 self.note(&fresh.touched);
@@ -182,18 +186,17 @@ impl History {
         }
     }
 
-    /// The pages a cut onto the image of that number has to hold, and the map it changes; none if there is
-    /// no such image.
+    /// The pages of a cut onto an image, and the page map below it; `None` if there is no such image.
     pub fn since_image(
         &self,
         ram: &GuestRam,
-        onto: u64,
+        onto: ImageId,
     ) -> Result<Option<(PageSet, Option<PageMap>)>, MemoryError> {
         match &self.image {
-            Some(image) if image.number == onto => {
+            Some(image) if image.id == onto => {
                 Ok(Some((self.since_image.clone(), Some(image.map.clone()))))
             }
-            _ if onto == 0 => {
+            _ if onto == ImageId::START => {
                 let map = ram.image().map(|image| image.map().clone());
                 Ok(Some((self.private(ram)?, map)))
             }
@@ -201,37 +204,37 @@ impl History {
         }
     }
 
-    /// A cut has everything; what is written from now on is not in it.
+    /// A cut was captured: pages count as changed from now on. Returns those it has captured.
     pub fn begin_cut(&mut self) -> PageSet {
         std::mem::take(&mut self.since_image)
     }
 
-    /// A cut did not come to be.
+    /// The cut failed; its pages count as changed again.
     pub fn cut_failed(&mut self, pages: &PageSet) {
         self.since_image.add(pages);
     }
 
-    /// The last cut is an image that the next one can build on. Gives its number.
-    pub fn cut_done(&mut self, map: PageMap) -> u64 {
-        let number = self.next_image;
+    /// Registers the last cut as the image that the next one can build on.
+    pub fn cut_done(&mut self, map: PageMap) -> ImageId {
+        let id = ImageId(self.next_image);
         self.next_image += 1;
-        self.image = Some(Image { number, map });
-        number
+        self.image = Some(Image { id, map });
+        id
     }
 
-    /// The checkpoint that nothing was written after, as far as memory goes.
+    /// The checkpoint the machine stands on, if no page has changed since.
     pub fn unwritten_head(&self) -> Option<(u64, &Checkpoint)> {
         let head = self.head.filter(|_| self.since_head.is_empty())?;
         let found = self.checkpoints.get(&head)?;
         (!found.dropped).then_some((head, found))
     }
 
-    /// Whether there can be one more.
+    /// Whether one more checkpoint is allowed.
     pub fn has_room(&self) -> bool {
         self.checkpoints.len() < MAX_CHECKPOINTS
     }
 
-    /// The pages a new checkpoint has to hold.
+    /// The pages of a new checkpoint.
     pub fn since_head(&self, ram: &GuestRam) -> Result<PageSet, MemoryError> {
         match self.head {
             Some(_) => Ok(self.since_head.clone()),
@@ -239,17 +242,17 @@ impl History {
         }
     }
 
-    /// A checkpoint has everything; what is written from now on is not in it.
+    /// A checkpoint was captured: pages count as changed from now on.
     pub fn begin_checkpoint(&mut self) {
         self.since_head = PageSet::default();
     }
 
-    /// A checkpoint did not come to be.
+    /// The checkpoint failed; its pages count as changed again.
     pub fn checkpoint_failed(&mut self, pages: &PageSet) {
         self.since_head.add(pages);
     }
 
-    /// The machine stands on a new checkpoint with these pages. Gives its number.
+    /// The checkpoint succeeded, and is the new head. Returns its number.
     pub fn checkpoint_done(&mut self, mut made: Checkpoint, pages: PageSet) -> u64 {
         let id = self.next_checkpoint;
         self.next_checkpoint += 1;
@@ -266,7 +269,7 @@ impl History {
         self.checkpoints.get(&id).filter(|found| !found.dropped)
     }
 
-    /// Forgets a checkpoint; its pages stay for as long as others build on it. False if there is none.
+    /// Drops a checkpoint; its pages stay while others build on it. Returns false if there is none.
     pub fn drop_checkpoint(&mut self, id: u64) -> bool {
         match self.checkpoints.get_mut(&id) {
             Some(found) if !found.dropped => {
@@ -278,7 +281,7 @@ impl History {
         }
     }
 
-    /// Removes dropped checkpoints that nobody stands or builds on.
+    /// Removes dropped checkpoints that are neither the head nor a parent.
     fn prune(&mut self, mut from: Option<u64>) {
         while let Some(id) = from {
             let needed = self.head == Some(id)
@@ -296,8 +299,8 @@ impl History {
         std::iter::successors(from, |id| self.checkpoints.get(id)?.parent).collect()
     }
 
-    /// Makes memory what it was at a checkpoint, with the machine stopped and after asking what was
-    /// written. Gives how many pages.
+    /// Restores memory to a checkpoint. The machine is stopped, and [`History::written`] was called since.
+    /// Returns the number of pages.
     pub fn put_back(&mut self, ram: &GuestRam, to: u64) -> Result<u64, MemoryError> {
         let (from, target) = (self.line(self.head), self.line(Some(to)));
         let mut changed = std::mem::take(&mut self.since_head);
@@ -327,14 +330,18 @@ impl History {
     }
 }
 
-/// Marks the pages, and finds those written between the instant and the mark: what the machine owned then is not
-/// shared any more, and what it only had read is its own now.
-fn late(ram: &GuestRam, pagemap: &Pagemap, fresh: &Fresh) -> Result<PageSet, MemoryError> {
+/// Marks pages, and returns those written between the fork and the mark: pages that were private at the fork
+/// and are no longer shared with the child, and pages that were clean then and are private now.
+fn written_after_fork(
+    ram: &GuestRam,
+    pagemap: &Pagemap,
+    fresh: &Fresh,
+) -> Result<PageSet, MemoryError> {
     ram.mark(pagemap, &fresh.touched)?;
-    let mut late = ram.unshared(pagemap, &fresh.own)?;
-    let (_, read) = fresh.touched.split(&fresh.own);
-    late.add(&ram.own_among(pagemap, &read)?);
-    Ok(late)
+    let mut written = ram.unshared(pagemap, &fresh.own)?;
+    let (_, clean) = fresh.touched.split(&fresh.own);
+    written.add(&ram.own_among(pagemap, &clean)?);
+    Ok(written)
 }
 
 fn everything(ram: &GuestRam) -> PageSet {
@@ -346,10 +353,15 @@ fn everything(ram: &GuestRam) -> PageSet {
 
 #[cfg(test)]
 mod tests {
+    use forkd_devices::EventLoop;
+    use forkd_devices::legacy::Serial;
     use forkd_memory::{ImageLayers, PAGE_SIZE, RamLayout, plan_changed};
+    use forkd_types::MiB;
+    use forkd_vmm_proto::{CpuModel, Shape};
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
+    use crate::kvm::VmState;
 
     const MIB: u32 = 64;
 
@@ -367,11 +379,82 @@ mod tests {
         GuestAddress(page * PAGE_SIZE)
     }
 
-    /// A machine reads a page, is cut, and writes the page before anybody has marked it: the next cut has it.
+    fn no_state() -> MachineState {
+        let mut event_loop = EventLoop::new().unwrap();
+        let serial = event_loop.add(Serial::new).unwrap();
+        MachineState {
+            shape: Shape {
+                engine: forkd_types::Engine::FORKD,
+                memory: MiB(MIB),
+                vcpus: 1,
+                cpu: CpuModel::Host,
+            },
+            vm: VmState {
+                clock_ns: 0,
+                pic_master: Default::default(),
+                pic_slave: Default::default(),
+                ioapic: Default::default(),
+            },
+            vcpus: vec![],
+            slots: vec![],
+            serial: serial.save(),
+        }
+    }
+
+    /// Takes a checkpoint of memory alone.
+    fn checkpoint(history: &mut History, ram: &GuestRam) -> u64 {
+        history.follow(ram);
+        history.look_ahead(ram).unwrap();
+        let fresh = history.written(ram).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        ram.size_file(file.as_fd()).unwrap();
+        let pages = history.since_head(ram).unwrap();
+        let plan = plan_changed(pages.ranges().to_vec());
+        let pages = PageSet::new(plan.ranges.clone());
+        let written = ram.write_frozen(plan, file.as_fd()).unwrap();
+        history.begin_checkpoint();
+        history.mark_shared(ram, &fresh);
+        written.finish().unwrap();
+        let made = Checkpoint::new(file, no_state(), vec![]);
+        history.checkpoint_done(made, pages)
+    }
+
+    fn a_page_given_back_returns_with_a_roll_back(tracker: Option<WriteTracker>) {
+        let ram = over_an_image();
+        let (kept, given_back) = (10, 20);
+        for page in [kept, given_back] {
+            ram.memory().write_obj(7u8, at(page)).unwrap();
+        }
+        let mut history = History::new(tracker, Pagemap::open());
+        let id = checkpoint(&mut history, &ram);
+        ram.memory().write_obj(8u8, at(kept)).unwrap();
+        ram.discard(given_back * PAGE_SIZE, PAGE_SIZE).unwrap();
+        assert_eq!(ram.memory().read_obj::<u8>(at(given_back)).unwrap(), 0);
+        history.written(&ram).unwrap();
+        history.put_back(&ram, id).unwrap();
+        let seen = [kept, given_back].map(|page| ram.memory().read_obj::<u8>(at(page)).unwrap());
+        assert_eq!(seen, [7, 7]);
+    }
+
+    #[test]
+    fn a_roll_back_restores_discarded_pages_without_write_tracking() {
+        a_page_given_back_returns_with_a_roll_back(None);
+    }
+
+    #[test]
+    fn a_roll_back_restores_discarded_pages_with_write_tracking() {
+        let Ok(tracker) = WriteTracker::open() else {
+            eprintln!("this kernel does not follow writes: nothing was tested");
+            return;
+        };
+        a_page_given_back_returns_with_a_roll_back(Some(tracker));
+    }
+
+    /// A machine reads a page, is cut, and writes the page before it is marked: the next cut has it.
     #[test]
     fn what_is_written_between_the_instant_and_the_mark_counts() {
         let Ok(tracker) = WriteTracker::open() else {
-            eprintln!("this kernel does not follow writes: nothing was tested");
+            forkd_sys::testing::leave_out("write-tracking");
             return;
         };
         let ram = over_an_image();

@@ -1,40 +1,37 @@
-//! News from vCPU and device threads for the control thread.
+//! Notices from vCPU and device threads to the control thread.
+//!
+//! [`Notices`] is a bounded queue with an event descriptor. Guests cause most notices, so excess ones are
+//! dropped and counted. The end of the machine is always delivered, with its first cause.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forkd_devices::metrics::Counter;
 use forkd_devices::{DeviceEvents, EventFd};
 use forkd_vmm_proto::{DeviceSlot, StopCause};
 
-/// The most news that wait. A guest makes news faster than anybody reads it if it wants to; what is over
-/// is dropped, and a dropped connection is closed.
+/// Upper bound on waiting notices. A guest can make them faster than they are read; excess ones are dropped,
+/// and a dropped connection is closed.
 const MAX_WAITING: usize = 256;
 
-/// A guest that says it is ready more often than this has said so already.
-const READY_AGAIN: Duration = Duration::from_millis(1);
+/// A guest that reports again within this time is not heard: each report is a packet for the daemon.
+const READY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Something happened.
 #[derive(Debug)]
 pub enum Notice {
-    /// The guest says it is ready.
+    /// The guest reports that it is ready.
     AgentReady,
     /// The guest connected to a host port.
     VsockConnect {
-        /// The port.
         port: u32,
         /// The far end.
         stream: OwnedFd,
     },
     /// A device stands still.
-    DeviceFailed {
-        /// Which.
-        slot: DeviceSlot,
-        /// Why.
-        reason: String,
-    },
-    /// The machine is over.
+    DeviceFailed { slot: DeviceSlot, reason: String },
+    /// The machine has ended.
     Stopped(StopCause),
 }
 
@@ -53,6 +50,12 @@ struct Waiting {
 pub struct Notices {
     waiting: Mutex<Waiting>,
     bell: EventFd,
+    /// Every report of the guest that it is ready, whether or not it became an event.
+    pub(super) ready_signals: Counter,
+    /// Events beyond `MAX_WAITING`.
+    pub(super) dropped: Counter,
+    /// Bus locks that vCPUs were slowed down for.
+    pub(super) bus_locks: Counter,
 }
 
 impl Notices {
@@ -61,6 +64,9 @@ impl Notices {
         Ok(Arc::new(Self {
             waiting: Mutex::default(),
             bell: EventFd::new()?,
+            ready_signals: Counter::default(),
+            dropped: Counter::default(),
+            bus_locks: Counter::default(),
         }))
     }
 
@@ -75,33 +81,39 @@ impl Notices {
     fn push_to(&self, waiting: &mut Waiting, notice: Notice) {
         if waiting.news.len() < MAX_WAITING {
             waiting.news.push_back(notice);
+        } else {
+            self.dropped.inc();
         }
         // An eventfd that is open can always be raised.
         let _ = self.bell.signal();
     }
 
-    /// The guest says it is ready.
+    /// The guest reports that it is ready. Becomes an event at most once in `READY_AGAIN`.
     pub fn ready(&self) {
+        self.ready_at(Instant::now());
+    }
+
+    fn ready_at(&self, now: Instant) {
+        self.ready_signals.inc();
         let mut waiting = self.lock();
-        let now = Instant::now();
         if waiting.ready.is_none_or(|last| now - last >= READY_AGAIN) {
             waiting.ready = Some(now);
             self.push_to(&mut waiting, Notice::AgentReady);
         }
     }
 
-    /// The guest has gone back to an earlier time and will be ready again.
+    /// After a roll-back: the next report of the guest is an event at once.
     pub fn expect_ready(&self) {
         self.lock().ready = None;
     }
 
-    /// The guest's kernel says that it panicked; the reset that follows is not an ordinary one.
+    /// The guest's kernel reports a panic. The reset that follows is part of it.
     pub fn panicked(&self) {
         self.lock().panicked = true;
         self.stop(StopCause::GuestPanic);
     }
 
-    /// The machine is over. Only the first cause is kept.
+    /// The machine has ended. Only the first cause is kept.
     pub fn stop(&self, cause: StopCause) {
         let mut waiting = self.lock();
         if waiting.stopped.is_none() {
@@ -146,22 +158,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_is_news_unless_it_was_just_said() {
+    fn ready_is_an_event_at_most_once_a_second() {
         let notices = Notices::new().unwrap();
-        let begun = Instant::now();
-        for _ in 0..10_000 {
-            notices.ready();
+        let start = Instant::now();
+        for ms in 0..10_000 {
+            notices.ready_at(start + Duration::from_millis(ms));
         }
-        let told = notices.take().len() as u128;
-        assert!(
-            (1..=begun.elapsed().as_millis() + 1).contains(&told),
-            "{told}"
-        );
-        notices.ready();
+        assert_eq!(notices.take().len(), 10);
+        assert_eq!(notices.ready_signals.get(), 10_000);
         notices.expect_ready();
-        notices.take();
-        notices.ready();
-        assert_eq!(notices.take().len(), 1);
+        notices.ready_at(start + Duration::from_secs(10));
+        assert_eq!(
+            notices.take().len(),
+            1,
+            "after a roll-back it counts at once"
+        );
     }
 
     #[test]
@@ -174,6 +185,7 @@ mod tests {
         notices.stop(StopCause::Reset);
         let news = notices.take();
         assert_eq!(news.len(), MAX_WAITING + 1);
+        assert_eq!(notices.dropped.get(), 10_000 - MAX_WAITING as u64);
         assert!(matches!(
             news.back(),
             Some(Notice::Stopped(StopCause::GuestPanic))

@@ -1,4 +1,4 @@
-//! The few I/O ports that are not a serial port.
+//! I/O ports beside the serial port: power registers, the panic port and the ready port.
 
 use std::sync::Arc;
 

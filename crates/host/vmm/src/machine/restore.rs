@@ -1,4 +1,8 @@
-//! A start from frozen state.
+//! Restore: fills a shell from a snapshot.
+//!
+//! All files are untrusted. They are read and checked in full before the shell changes, so a refused snapshot
+//! leaves the shell usable; a failure after that spoils it. Interrupt controllers are restored before devices,
+//! which may raise an interrupt at once.
 
 use std::fs::File;
 use std::io;
@@ -11,14 +15,15 @@ use thiserror::Error;
 use super::boot::write_generation;
 use super::devices::DeviceSpec;
 use super::{DeviceSetError, FdError, Fds, Machine};
-use crate::arch::x86_64::cpuid::{self, CpuMismatch};
+use crate::arch::x86_64::cpu_check::{self, CpuMismatch};
+use crate::arch::x86_64::cpuid;
 use crate::kvm::KvmError;
 use crate::state::{MAX_STATE, MachineState, StateError};
 
 /// Why a machine did not start from a snapshot.
 #[derive(Debug, Error)]
 pub enum RestoreError {
-    /// There is something in the shell already.
+    /// The shell was filled before.
     #[error("the shell has been used")]
     Used,
     /// A descriptor is missing.
@@ -27,21 +32,14 @@ pub enum RestoreError {
     /// A file cannot be read.
     #[error("cannot read the {what}")]
     Read {
-        /// Which.
         what: &'static str,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// A file is larger than any of its kind.
     #[error("the {what} is larger than {limit} bytes")]
-    TooLarge {
-        /// Which.
-        what: &'static str,
-        /// The limit.
-        limit: usize,
-    },
-    /// The state file is not one.
+    TooLarge { what: &'static str, limit: usize },
+    /// The state file is invalid.
     #[error("cannot use the state file")]
     State(#[from] StateError),
     /// The snapshot is of another shape than the shell.
@@ -52,16 +50,15 @@ pub enum RestoreError {
         /// Of the shell.
         shell: Shape,
     },
-    /// This host's CPU is not enough.
+    /// The CPU of the snapshot differs from those that this host shows.
     #[error("this host cannot run vCPU {vcpu} of the snapshot")]
     Cpu {
-        /// Which vCPU.
-        vcpu: usize,
-        /// What differs.
+        /// Number of the vCPU.
+        vcpu: u8,
         #[source]
         source: CpuMismatch,
     },
-    /// The page map is not one.
+    /// The page map is invalid.
     #[error("cannot use the page map")]
     PageMap(#[from] PageMapError),
     /// Memory could not be mapped.
@@ -76,12 +73,12 @@ pub enum RestoreError {
     /// The generation id cannot be written.
     #[error("cannot write the generation id")]
     Generation(#[source] vm_memory::GuestMemoryError),
-    /// The working set is not one.
+    /// The working set is invalid.
     #[error("cannot use the working set")]
     WorkingSet(#[from] WorkingSetError),
 }
 
-/// What has been read and checked before anything is changed.
+/// A snapshot that was read and checked.
 struct Parsed {
     state: MachineState,
     image: ImageLayers,
@@ -89,8 +86,7 @@ struct Parsed {
 }
 
 impl Machine {
-    /// Fills the shell from a snapshot. What has been read is checked before anything is changed, so a
-    /// snapshot that is refused leaves the shell fresh.
+    /// Fills the shell from a snapshot. A snapshot that is refused leaves the shell fresh.
     pub fn restore(&mut self, spec: RestoreSpec, mut fds: Fds) -> Result<(), RestoreError> {
         if !self.is_fresh() {
             return Err(RestoreError::Used);
@@ -105,16 +101,25 @@ impl Machine {
 
     fn parse(&self, spec: &RestoreSpec, fds: &mut Fds) -> Result<Parsed, RestoreError> {
         let bytes = read_bounded(&fds.file(spec.state)?, "state file", MAX_STATE)?;
-        let state = MachineState::decode(&bytes)?;
+        let mut state = MachineState::decode(&bytes)?;
         if state.shape != self.shape {
             return Err(RestoreError::Shape {
                 saved: state.shape,
                 shell: self.shape,
             });
         }
-        for (vcpu, saved) in state.vcpus.iter().enumerate() {
-            cpuid::check(&saved.cpuid, &self.supported)
-                .map_err(|source| RestoreError::Cpu { vcpu, source })?;
+        for (number, saved) in (0..).zip(&mut state.vcpus) {
+            let shown = cpuid::for_vcpu(&self.shown, number);
+            cpu_check::check(saved, &shown, &self.msr_indices).map_err(|source| {
+                RestoreError::Cpu {
+                    vcpu: number,
+                    source,
+                }
+            })?;
+            // Those that this host lacks are zero.
+            saved
+                .msrs
+                .retain(|msr| self.msr_indices.contains(&msr.index));
         }
         let image = self.parse_image(&spec.memory, fds)?;
         let prefault = match spec.prefault {
@@ -176,7 +181,9 @@ impl Machine {
         }
         let devices = DeviceSpec {
             disks: &spec.disks,
-            net: spec.net.as_ref(),
+            net: &spec.net,
+            // The state has the address.
+            mac: [0; 6],
             vsock: &spec.vsock,
             console: &spec.console,
         };

@@ -1,11 +1,17 @@
-//! A machine, from an empty shell on.
+//! The machine from an empty shell on: building it, pausing and resuming it.
+//!
+//! [`Machine::prepare`] does everything that waits in the kernel and starts all threads, parked. A pause stops
+//! vCPUs first, then the event loops, so no request arrives at a stopped device. When it returns, no thread
+//! touches guest memory.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use forkd_devices::EventLoop;
 use forkd_memory::{GuestRam, MemoryError, RamLayout, WorkingSet};
 use forkd_sys::{Pagemap, PagemapError, WriteTracker};
+use forkd_types::Engine;
 use forkd_vmm_proto::{MAX_VCPUS, Shape, VmmPhase};
 use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
@@ -14,21 +20,29 @@ use super::devices::{DeviceSet, DeviceSetError};
 use super::history::History;
 use super::vcpu::{SpawnError, VcpuHandle};
 use super::{Notices, devices};
-use crate::arch::x86_64::cpuid;
+use crate::arch::x86_64::{cpuid, msr};
 use crate::kvm::{Hypervisor, KvmError, Vm};
 
 const DEVICE_STACK: usize = 256 * 1024;
+/// How often the counters ask the guest for memory statistics, which wakes it up.
+const MEMORY_STATS_EVERY: Duration = Duration::from_secs(30);
 
 /// Why there is no shell.
 #[derive(Debug, Error)]
 pub enum PrepareError {
-    /// The shape is not one.
+    /// The shape is invalid.
     #[error("a VM cannot have {memory} MiB and {vcpus} vCPUs")]
     Shape {
         /// Asked for.
         memory: u32,
         /// Asked for.
         vcpus: u8,
+    },
+    /// The shape is for another engine.
+    #[error("the shape is for the engine {engine}, this VMM is {}", Engine::FORKD)]
+    Engine {
+        /// The engine of the shape.
+        engine: Engine,
     },
     /// KVM refused.
     #[error("cannot build the virtual machine")]
@@ -42,50 +56,55 @@ pub enum PrepareError {
     /// A thread cannot be started.
     #[error("cannot start the vCPU threads")]
     Vcpu(#[from] SpawnError),
-    /// A thread cannot be started.
-    #[error("cannot start the device thread")]
+    /// A device thread cannot be started.
+    #[error("cannot start a device thread")]
     Thread(#[source] io::Error),
 }
 
 /// Why a machine did not stop or go on.
 #[derive(Debug, Error)]
 pub enum PauseError {
-    /// It is not running, or not paused.
+    /// The machine is in another phase.
     #[error("the machine is {phase:?}")]
     Phase {
         /// Where it is.
         phase: VmmPhase,
     },
-    /// The device thread does not answer.
-    #[error("the device thread does not answer")]
+    /// A device thread does not answer.
+    #[error("a device thread does not answer")]
     Devices(#[source] io::Error),
 }
 
 /// Runs on each thread when it starts, with the kind of thread.
 pub type ThreadStart = Arc<dyn Fn(ThreadKind) + Send + Sync>;
 
-/// What a thread is for.
+/// Kind of a thread, which decides its system call filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadKind {
     /// Runs a vCPU.
     Vcpu,
-    /// Works for the devices.
+    /// Serves all devices but disks.
     Devices,
+    /// Serves the disks.
+    Disks,
 }
 
-/// A machine.
 pub struct Machine {
     pub(super) shape: Shape,
     pub(super) vm: Vm,
     pub(super) ram: Arc<GuestRam>,
     pub(super) vcpus: Vec<VcpuHandle>,
     pub(super) devices: DeviceSet,
-    pub(super) supported: Vec<kvm_cpuid_entry2>,
+    /// CPUID of this host as guests see it, before [`cpuid::for_vcpu`].
+    pub(super) shown: Vec<kvm_cpuid_entry2>,
+    /// The model-specific registers that a snapshot holds.
     pub(super) msr_indices: Vec<u32>,
     pub(super) history: History,
     pub(super) phase: VmmPhase,
     /// A boot or restore failed half-way; the shell is of no use any more.
     pub(super) spoiled: bool,
+    /// When the guest was last asked for memory statistics.
+    asked_for_stats: Option<Instant>,
 }
 
 impl Machine {
@@ -97,6 +116,11 @@ impl Machine {
         notices: &Arc<Notices>,
         on_thread_start: &ThreadStart,
     ) -> Result<Self, PrepareError> {
+        if shape.engine != Engine::FORKD {
+            return Err(PrepareError::Engine {
+                engine: shape.engine,
+            });
+        }
         let layout = RamLayout::new(shape.memory.0)
             .filter(|_| (1..=MAX_VCPUS).contains(&shape.vcpus))
             .ok_or(PrepareError::Shape {
@@ -105,20 +129,19 @@ impl Machine {
             })?;
         let supported = hypervisor.supported_cpuid()?;
         let vm = Vm::new(hypervisor)?;
+        if !vm.missing_hardening().is_empty() {
+            tracing::info!(missing = ?vm.missing_hardening(), "KVM lacks protections");
+        }
         let ram = Arc::new(GuestRam::reserve(layout)?);
         vm.set_memory(&ram)?;
-        let (devices, event_loop) = DeviceSet::new(&vm, notices)?;
-        let start = Arc::clone(on_thread_start);
-        std::thread::Builder::new()
-            .name("devices".into())
-            .stack_size(DEVICE_STACK)
-            .spawn(move || {
-                start(ThreadKind::Devices);
-                if let Err(error) = event_loop.run() {
-                    tracing::error!(%error, "the device thread ended");
-                }
-            })
-            .map_err(PrepareError::Thread)?;
+        let (devices, loops) = DeviceSet::new(&vm, notices)?;
+        for (kind, event_loop) in [
+            (ThreadKind::Devices, loops.devices),
+            (ThreadKind::Disks, loops.disks),
+        ] {
+            start_loop(kind, event_loop, Arc::clone(on_thread_start))
+                .map_err(PrepareError::Thread)?;
+        }
         let shown = cpuid::for_vm(
             &supported,
             shape.cpu,
@@ -144,11 +167,16 @@ impl Machine {
             ram,
             vcpus,
             devices,
-            supported,
-            msr_indices: hypervisor.msr_indices()?,
+            shown,
+            msr_indices: hypervisor
+                .msr_indices()?
+                .into_iter()
+                .filter(|index| msr::is_saved(*index))
+                .collect(),
             history: History::new(WriteTracker::open().ok(), pagemap),
             phase: VmmPhase::Shell,
             spoiled: false,
+            asked_for_stats: None,
         })
     }
 
@@ -157,7 +185,6 @@ impl Machine {
         self.phase
     }
 
-    /// What it was built as.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -179,14 +206,14 @@ impl Machine {
 
     pub(super) fn stop_threads(&self) -> Result<(), PauseError> {
         // A vCPU may wait for a device that has much to do.
-        let asked = self.devices.handle().ask_pause();
+        let asked = self.devices.ask_pause();
         for vcpu in &self.vcpus {
             vcpu.ask_pause();
         }
         for vcpu in &self.vcpus {
             vcpu.wait_paused();
         }
-        if let Err(error) = asked.and_then(|()| self.devices.handle().pause()) {
+        if let Err(error) = asked.and_then(|()| self.devices.pause()) {
             self.start_threads();
             return Err(PauseError::Devices(error));
         }
@@ -211,8 +238,7 @@ impl Machine {
         self.start_threads();
     }
 
-    /// How long vCPUs stood still that were told to stop then and to go on since; until now if one does not
-    /// run yet.
+    /// The pause: from `stopped` until the last vCPU runs again, or until now if one does not run yet.
     pub(super) fn standstill(&self, stopped: Instant) -> Duration {
         let now = Instant::now();
         let end = self
@@ -228,9 +254,9 @@ impl Machine {
         for vcpu in &self.vcpus {
             vcpu.resume();
         }
-        // The loop only fails to be woken if its eventfd is gone, and then the process is.
-        if let Err(error) = self.devices.handle().resume() {
-            tracing::error!(%error, "the device thread cannot be woken");
+        // Waking a loop fails only without its eventfd, which lives as long as the process.
+        if let Err(error) = self.devices.resume() {
+            tracing::error!(%error, "a device thread cannot be woken");
         }
     }
 
@@ -253,6 +279,20 @@ impl Machine {
         &self.devices
     }
 
+    /// All counters of the devices. Costs the guest at most one interrupt in `MEMORY_STATS_EVERY`, for
+    /// new memory statistics.
+    pub fn counters(&mut self) -> Vec<(String, u64)> {
+        let due = self
+            .asked_for_stats
+            .is_none_or(|at| at.elapsed() >= MEMORY_STATS_EVERY);
+        // The rings of a paused machine must not move.
+        if due && self.phase == VmmPhase::Running {
+            self.asked_for_stats = Some(Instant::now());
+            self.devices.ask_for_memory_stats();
+        }
+        self.devices.counters()
+    }
+
     /// The pages touched since boot or restore.
     pub fn working_set(&self) -> Result<WorkingSet, MemoryError> {
         match self.history.pagemap() {
@@ -260,4 +300,25 @@ impl Machine {
             None => Err(MemoryError::Unknown),
         }
     }
+}
+
+/// Starts a thread that runs an event loop until the process ends. Returns once `start` has confined it.
+fn start_loop(kind: ThreadKind, event_loop: EventLoop, start: ThreadStart) -> io::Result<()> {
+    let name = match kind {
+        ThreadKind::Disks => "disks",
+        _ => "devices",
+    };
+    let (confined, wait) = mpsc::channel();
+    std::thread::Builder::new()
+        .name(name.into())
+        .stack_size(DEVICE_STACK)
+        .spawn(move || {
+            start(kind);
+            // The caller waits for exactly this.
+            let _ = confined.send(());
+            if let Err(error) = event_loop.run() {
+                tracing::error!(%error, thread = name, "a device thread ended");
+            }
+        })?;
+    wait.recv().map_err(|_| io::ErrorKind::BrokenPipe.into())
 }

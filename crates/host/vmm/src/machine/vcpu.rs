@@ -1,21 +1,29 @@
-//! A vCPU and the thread that runs it.
+//! A vCPU and its thread.
+//!
+//! The thread parks at a gate until the vCPU is to run. To stop it, the control thread sets `immediate_exit`
+//! under the gate's lock and sends the kick signal. Every exit is completed by re-entering `KVM_RUN`, so a
+//! parked vCPU has no access in progress.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forkd_devices::bus::Bus;
 use forkd_sys::KickTarget;
 use forkd_vmm_proto::StopCause;
 
 use super::Notices;
-use crate::kvm::{KvmError, RunPage, Vcpu, VcpuExit};
+use crate::kvm::{EXIT_BUS_LOCK, KvmError, RunPage, Vcpu, VcpuExit};
 
 /// Enough for a register access through a device; nothing on a vCPU thread goes deeper.
 const STACK: usize = 256 * 1024;
 
-/// What the guest's accesses go to.
+/// How long a vCPU rests after a bus lock, which has stopped all CPUs of the host for a moment. Bounds a
+/// guest to a thousand a second per vCPU.
+const BUS_LOCK_REST: Duration = Duration::from_millis(1);
+
+/// The devices that answer the guest's accesses.
 pub struct Buses {
     /// I/O ports.
     pub ports: Bus,
@@ -111,7 +119,7 @@ impl VcpuHandle {
         gate.wanted = Wanted::Parked;
         self.shared.run_page.ask_exit();
         if !gate.parked {
-            // The thread lives as long as the process, so there is somebody to kick.
+            // The thread lives as long as the process, so the signal finds it.
             let _ = self.target.kick();
         }
     }
@@ -145,7 +153,6 @@ pub enum SpawnError {
     /// The kernel refused a thread.
     #[error("cannot start a vCPU thread")]
     Thread(#[source] io::Error),
-    /// KVM refused.
     #[error("cannot prepare a vCPU for its thread")]
     Kvm(#[from] KvmError),
 }
@@ -155,7 +162,7 @@ impl Shared {
         loop {
             self.wait_for_turn();
             let mut vcpu = lock(&self.vcpu);
-            if let Some(cause) = run(&mut vcpu, buses) {
+            if let Some(cause) = run(&mut vcpu, buses, notices) {
                 drop(vcpu);
                 notices.stop(cause);
                 lock(&self.gate).over = true;
@@ -183,7 +190,7 @@ impl Shared {
 }
 
 /// Runs the guest until it is called out; a cause if it cannot go on.
-fn run(vcpu: &mut Vcpu, buses: &Buses) -> Option<StopCause> {
+fn run(vcpu: &mut Vcpu, buses: &Buses, notices: &Notices) -> Option<StopCause> {
     loop {
         let exit = match vcpu.run() {
             Ok(exit) => exit,
@@ -214,6 +221,10 @@ fn run(vcpu: &mut Vcpu, buses: &Buses) -> Option<StopCause> {
                 buses.memory.write(address, data);
             }
             VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen => {}
+            VcpuExit::Unsupported(EXIT_BUS_LOCK) => {
+                notices.bus_locks.inc();
+                std::thread::sleep(BUS_LOCK_REST);
+            }
             VcpuExit::Shutdown => {
                 tracing::warn!("the guest met a triple fault");
                 return Some(StopCause::VcpuFailed);

@@ -1,26 +1,15 @@
-//! Errors as the controller sees them.
+//! Errors on the wire: a code that a program can act on, and the error chain as text.
 
 use std::error::Error;
 use std::io;
 
+pub use forkd_types::chain;
 use forkd_vmm_proto::{VmmError, VmmErrorCode};
 
 use crate::machine::{
     BootError, CheckpointError, CutError, DeviceSetError, PauseError, PrepareError, RestoreError,
     RollbackError,
 };
-
-/// An error and its causes in one line.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}
 
 /// An error for the wire.
 pub fn wire_error(code: VmmErrorCode, error: &(dyn Error + 'static)) -> VmmError {
@@ -46,9 +35,8 @@ fn is_no_space(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// What a program can do about an error.
+/// The code of an error on the wire.
 pub trait Code: Error + Sized + 'static {
-    /// The code.
     fn code(&self) -> VmmErrorCode;
 
     /// For the wire.
@@ -65,7 +53,7 @@ pub trait Code: Error + Sized + 'static {
 impl Code for PrepareError {
     fn code(&self) -> VmmErrorCode {
         match self {
-            Self::Shape { .. } => VmmErrorCode::BadRequest,
+            Self::Shape { .. } | Self::Engine { .. } => VmmErrorCode::BadRequest,
             Self::Kvm(_) | Self::Devices(_) => VmmErrorCode::Kvm,
             Self::Memory(_) | Self::Vcpu(_) | Self::Thread(_) => VmmErrorCode::Memory,
         }
@@ -131,11 +119,9 @@ impl Code for CutError {
     fn code(&self) -> VmmErrorCode {
         match self {
             Self::Phase { .. } => VmmErrorCode::WrongPhase,
-            Self::Fd(_)
-            | Self::Layers { .. }
-            | Self::NoIndex
-            | Self::NoImage { .. }
-            | Self::Disk { .. } => VmmErrorCode::BadRequest,
+            Self::Fd(_) | Self::Layers { .. } | Self::NoImage { .. } | Self::Disk { .. } => {
+                VmmErrorCode::BadRequest
+            }
             Self::Pause(_) | Self::Kvm(_) => VmmErrorCode::Kvm,
             Self::Memory(_) | Self::Fork(_) => VmmErrorCode::Memory,
             Self::State(_) | Self::PageMap(_) | Self::Flush { .. } | Self::Write { .. } => {

@@ -1,4 +1,4 @@
-//! The program: options, the control loop, exit codes.
+//! The program: command line, control loop, log, system call filters and exit codes.
 
 mod error;
 mod log;

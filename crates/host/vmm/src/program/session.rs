@@ -1,15 +1,20 @@
-//! The control loop: orders in, answers and events out.
+//! The control loop: commands in, replies and events out.
+//!
+//! One thread waits for commands, for notices of the machine and for the memory writer. A cut or checkpoint is
+//! answered when its writer has finished; commands that need the writer wait in order behind it, all others
+//! are carried out meanwhile. The loop ends with the machine or when the control socket closes.
 
 use std::collections::VecDeque;
 use std::io::{Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use forkd_sys::{Channel, ChannelError, Pagemap};
+use forkd_sys::{Channel, ChannelError, Pagemap, PagemapError};
+use forkd_types::Engine;
 use forkd_vmm_proto::{
-    Command, Counters, Event, ExitCode, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION, Reply, Request,
-    ResponseTo, Shape, Status, StopCause, VmmError, VmmErrorCode, VmmPhase, WireError, decode,
-    encode,
+    Capabilities, Command, Counters, Event, ExitCode, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION,
+    PrepareSpec, Reply, Request, ResponseTo, Status, StopCause, VmmError, VmmErrorCode, VmmPhase,
+    WireError, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use thiserror::Error;
@@ -18,7 +23,8 @@ use super::error::{Code, chain, wire_error};
 use super::seccomp;
 use crate::kvm::Hypervisor;
 use crate::machine::{
-    CheckpointDone, CheckpointInProgress, CutInProgress, Fds, Machine, Notice, Notices, ThreadStart,
+    CheckpointDone, CheckpointInProgress, CutInProgress, DeviceSetError, FdError, Fds, Machine,
+    Notice, Notices, ThreadStart,
 };
 
 /// Why the loop ended without the machine having ended.
@@ -40,7 +46,7 @@ type Answer = Result<Reply, VmmError>;
 /// The most commands that wait for a cut or checkpoint to be written.
 const MAX_WAITING: usize = 64;
 
-/// What a forked process is writing.
+/// The operation whose memory is being written.
 enum Writing {
     Cut(Box<CutInProgress>),
     Checkpoint(Box<CheckpointInProgress>),
@@ -61,7 +67,6 @@ type Later = (u64, Command, Vec<OwnedFd>);
 /// One connection and the machine behind it.
 pub struct Session {
     channel: Channel,
-    hypervisor: Hypervisor,
     notices: Arc<Notices>,
     seccomp: bool,
     greeted: bool,
@@ -78,10 +83,9 @@ enum Next {
 
 impl Session {
     /// A session without a machine. With `seccomp` every thread is restricted once it is set up.
-    pub fn new(channel: Channel, hypervisor: Hypervisor, seccomp: bool) -> std::io::Result<Self> {
+    pub fn new(channel: Channel, seccomp: bool) -> std::io::Result<Self> {
         Ok(Self {
             channel,
-            hypervisor,
             notices: Notices::new()?,
             seccomp,
             greeted: false,
@@ -109,7 +113,7 @@ impl Session {
                     Ok(Next::Go) => {}
                     Ok(Next::End(cause)) => return self.end(cause),
                     Err(SessionError::Channel(ChannelError::Closed)) => {
-                        tracing::warn!("nobody holds the control socket any more");
+                        tracing::warn!("the control socket is closed");
                         return Ok(ExitCode::ControlLost);
                     }
                     Err(error) => return Err(error),
@@ -118,7 +122,7 @@ impl Session {
         }
     }
 
-    /// Waits; says whether there is an order, news, or a finished cut.
+    /// Waits; returns whether there is a command, a notice, or a finished writer.
     fn wait(&self) -> Result<(bool, bool, bool), SessionError> {
         let mut fds = vec![
             PollFd::new(&self.channel, PollFlags::IN),
@@ -158,7 +162,7 @@ impl Session {
             machine.devices().flush_console();
         }
         tracing::info!(?cause, "the machine ends");
-        // Nobody may be there to hear it; the exit status says the same.
+        // The socket may be closed; the exit status has the same information.
         let _ = self.event(Event::Stopped { cause });
         Ok(cause.into())
     }
@@ -192,7 +196,7 @@ impl Session {
             Writing::Cut(cut) => {
                 let stays_paused = cut.stays_paused();
                 let result = machine.finish_cut(*cut).map(Reply::Cut);
-                // Somebody may have resumed it meanwhile, which is as good.
+                // A command may have resumed it meanwhile.
                 if result.is_err()
                     && stays_paused
                     && machine.phase() == VmmPhase::Paused
@@ -275,7 +279,7 @@ impl Session {
         let mut fds = Fds::new(fds);
         let answer = match command {
             Command::Hello { .. } | Command::Stop => Ok(Reply::Done),
-            Command::Prepare(shape) => self.prepare(shape),
+            Command::Prepare(spec) => self.prepare(&spec, fds),
             Command::Boot(spec) => self.with_machine(|m| m.boot(*spec, fds).map_err(|e| e.wire())),
             Command::Restore(spec) => {
                 self.with_machine(|m| m.restore(*spec, fds).map_err(|e| e.wire()))
@@ -310,6 +314,15 @@ impl Session {
                 m.devices()
                     .merged_layer(disk, file)
                     .map_err(|e| wire_error(VmmErrorCode::BadRequest, &e))
+            }),
+            Command::SetNet { backend } => self.with_machine(|m| {
+                m.devices().set_net(backend, &mut fds).map_err(|error| {
+                    let code = match error {
+                        DeviceSetError::Absent { .. } => VmmErrorCode::WrongPhase,
+                        _ => VmmErrorCode::BadRequest,
+                    };
+                    wire_error(code, &error)
+                })
             }),
             Command::PowerButton => self.with_machine(|m| {
                 m.press_power_button();
@@ -346,17 +359,29 @@ impl Session {
         Ok(Reply::Hello {
             version: PROTOCOL_VERSION,
             program: env!("CARGO_PKG_VERSION").to_owned(),
+            engine: Engine::FORKD,
+            capabilities: Capabilities::all(),
         })
     }
 
-    fn prepare(&mut self, shape: Shape) -> Answer {
+    fn prepare(&mut self, spec: &PrepareSpec, mut fds: Fds) -> Answer {
         if self.machine.is_some() {
             return Err(wrong_phase("there is a machine already"));
         }
+        let bad_fd = |error: FdError| wire_error(VmmErrorCode::BadRequest, &error);
+        let hypervisor = Hypervisor::from_fd(fds.take(spec.kvm).map_err(bad_fd)?)
+            .map_err(|error| wire_error(VmmErrorCode::Kvm, &error))?;
+        let pagemap = match spec.pagemap {
+            Some(index) => Pagemap::from_fd(fds.take(index).map_err(bad_fd)?),
+            None => Err(PagemapError::Missing),
+        };
+        if let Err(error) = &pagemap {
+            tracing::warn!(%error, "every page counts as changed");
+        }
         let machine = Machine::prepare(
-            &self.hypervisor,
-            shape,
-            Pagemap::open(),
+            &hypervisor,
+            spec.shape,
+            pagemap,
             &self.notices,
             &thread_start(self.seccomp),
         )
@@ -430,11 +455,11 @@ impl Session {
         }
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&mut self) -> Counters {
         Counters(
             self.machine
-                .as_ref()
-                .map_or_else(Vec::new, |m| m.devices().counters()),
+                .as_mut()
+                .map_or_else(Vec::new, Machine::counters),
         )
     }
 }

@@ -20,30 +20,26 @@ const HEADER: usize = 24;
 const PART_HEADER: usize = 8;
 const MAX_PARTS: usize = 256;
 
-/// One part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What it is.
     pub kind: u16,
     /// In which version.
     pub version: u16,
-    /// Its bytes.
     pub payload: Vec<u8>,
 }
 
 /// Why bytes are not a state file.
 #[derive(Debug, Error)]
 pub enum StateError {
-    /// They do not begin like one.
+    /// The magic is wrong.
     #[error("not a state file")]
     Magic,
-    /// Another format.
     #[error("state format {found} is not {FORMAT_VERSION}")]
     Format {
         /// The format it names.
         found: u32,
     },
-    /// The file is shorter or longer than it says, or too large.
+    /// The length differs from the header, or is over the limit.
     #[error("the state file is cut off, too long or too large")]
     Length,
     /// The checksum does not fit.
@@ -51,16 +47,10 @@ pub enum StateError {
     Checksum,
     /// A part that this program does not know.
     #[error("the state file has a part of kind {kind} version {version}, which is unknown here")]
-    UnknownPart {
-        /// Its kind.
-        kind: u16,
-        /// Its version.
-        version: u16,
-    },
+    UnknownPart { kind: u16, version: u16 },
     /// A part that there must be exactly one of is missing or there twice.
     #[error("the state file has {count} parts {name:?} where {expected} belong")]
     PartCount {
-        /// Which.
         name: &'static str,
         /// How many there are.
         count: usize,
@@ -70,26 +60,17 @@ pub enum StateError {
     /// A part does not decode.
     #[error("the part {name:?} of the state file does not decode")]
     Part {
-        /// Which.
         name: &'static str,
-        /// Why.
         #[source]
         source: postcard::Error,
     },
     /// A part is longer than what it holds.
     #[error("the part {name:?} of the state file has {left} bytes too many")]
-    Trailing {
-        /// Which.
-        name: &'static str,
-        /// How many.
-        left: usize,
-    },
+    Trailing { name: &'static str, left: usize },
     /// A part holds what cannot be.
     #[error("the part {name:?} of the state file makes no sense: {reason}")]
     Senseless {
-        /// Which.
         name: &'static str,
-        /// Why.
         reason: &'static str,
     },
     /// A part is larger than a length can say.

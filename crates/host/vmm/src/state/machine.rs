@@ -1,4 +1,6 @@
-//! The parts a machine is made of.
+//! The parts of a state file: shape, VM, vCPUs, virtio slots, serial port.
+//!
+//! Each part has a version. A file is refused if a part is unknown, missing, doubled or has trailing bytes.
 
 use forkd_devices::legacy::SerialSnapshot;
 use forkd_devices::virtio::SlotState;
@@ -9,10 +11,10 @@ use super::{Part, StateError, decode_parts, encode_parts};
 use crate::arch::x86_64::layout;
 use crate::kvm::{VcpuState, VmState};
 
-const SHAPE: (u16, u16, &str) = (1, 1, "shape");
+const SHAPE: (u16, u16, &str) = (1, 2, "shape");
 const VM: (u16, u16, &str) = (2, 1, "vm");
 const VCPU: (u16, u16, &str) = (3, 1, "vcpu");
-const SLOT: (u16, u16, &str) = (4, 1, "slot");
+const SLOT: (u16, u16, &str) = (4, 2, "slot");
 const SERIAL: (u16, u16, &str) = (5, 1, "serial");
 
 /// The layout of addresses and interrupts that the state belongs to. A machine with another one cannot go
@@ -28,15 +30,13 @@ struct ShapePart {
 /// A virtio slot with a device in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotPart {
-    /// Which slot.
     pub slot: DeviceSlot,
-    /// Its state.
     pub state: SlotState,
 }
 
 /// A machine without its memory and disks.
 pub struct MachineState {
-    /// What the shell must look like.
+    /// The shape that the shell must have.
     pub shape: Shape,
     /// Clock and interrupt controllers.
     pub vm: VmState,
@@ -188,7 +188,7 @@ mod tests {
     use forkd_devices::virtio::{MmioTransport, rng::Rng};
     use forkd_devices::{DeviceEvents, EventLoop};
     use forkd_memory::{GuestRam, RamLayout};
-    use forkd_types::MiB;
+    use forkd_types::{Engine, MiB};
     use forkd_vmm_proto::{CpuModel, RateLimit};
     use kvm_bindings::{kvm_cpuid_entry2, kvm_msr_entry};
     use proptest::prelude::*;
@@ -228,6 +228,7 @@ mod tests {
         };
         MachineState {
             shape: Shape {
+                engine: Engine::FORKD,
                 memory: MiB(64),
                 vcpus: 2,
                 cpu: CpuModel::Baseline,

@@ -1,4 +1,6 @@
-//! The state file: everything of a machine but its memory and disks.
+//! The state file: the whole machine without its memory and disks.
+//!
+//! `container` is the file format, `machine` the content. See `docs/decisions/0008-state-file.md`.
 
 mod container;
 mod machine;

@@ -1,4 +1,4 @@
-//! The daemon.
+//! Checks of the daemon.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::args::DaemonArgs;
 use crate::daemon::{connect, failed};
 use crate::error::CliError;
 
-/// The shortest token that is not weak.
+/// Characters of a token that is long enough not to be guessed.
 const LONG_ENOUGH: usize = 32;
 
-/// How long the daemon may take for an answer, also one in an emulated machine.
+/// Timeout of each request; a daemon in an emulated machine is slow.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
@@ -41,17 +41,17 @@ pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
         }
     }
     checks.push(match in_time(client.health()).await {
-        Ok(_) => Check::pass("daemon health", "well"),
+        Ok(_) => Check::pass("daemon health", "healthy"),
         Err(problem) => Check::fail(
             "daemon health",
             problem.to_string(),
-            "GET /healthz says what does not work",
+            "GET /healthz lists what does not work",
         ),
     });
     checks.push(match in_time(client.fsck(false)).await {
         Ok(report) if report.problems.is_empty() => Check::pass(
             "store",
-            format!("{} snapshots, all whole", report.snapshots),
+            format!("{} snapshots, none damaged", report.snapshots),
         ),
         Ok(report) => Check::fail(
             "store",
@@ -63,7 +63,7 @@ pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
     checks
 }
 
-/// Why there is no answer.
+/// Why the daemon gave no valid answer.
 enum Problem {
     Failed(Error),
     Silent,
@@ -114,7 +114,7 @@ async fn in_time<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T,
 fn unusable(error: &CliError) -> Check {
     let hint = error
         .hint()
-        .unwrap_or("look at --daemon-url and --daemon-cacert, or FORKD_URL and FORKD_CACERT");
+        .unwrap_or("check --daemon-url and --daemon-cacert, or FORKD_URL and FORKD_CACERT");
     Check::fail("daemon", error.text(), hint.to_owned())
 }
 
@@ -124,7 +124,7 @@ fn fits(version: &Version) -> Check {
         Check::fail(
             "daemon version",
             format!("API {}", version.api),
-            "forkd and its daemon do not fit together",
+            "forkd and its daemon have incompatible versions: install the same version of both",
         )
     } else if version.version == own {
         Check::pass("daemon version", own)

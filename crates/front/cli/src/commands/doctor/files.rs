@@ -1,4 +1,4 @@
-//! Disk, programs, the machine.
+//! Checks of disk, programs and QEMU.
 
 use std::path::{Path, PathBuf};
 
@@ -27,10 +27,7 @@ fn data_dir() -> PathBuf {
 
 fn space(dir: &Path) -> Check {
     let Ok(fs) = rustix::fs::statvfs(dir) else {
-        return Check::skip(
-            "disk space",
-            format!("{} cannot be looked at", dir.display()),
-        );
+        return Check::skip("disk space", format!("{} cannot be read", dir.display()));
     };
     let free = fs.f_bavail.saturating_mul(fs.f_frsize);
     let detail = format!(
@@ -44,7 +41,7 @@ fn space(dir: &Path) -> Check {
         _ => Check::fail(
             "disk space",
             detail,
-            "make room, or keep data elsewhere (--data-dir)",
+            "free disk space, or move the data directory (--data-dir of the daemon)",
         ),
     }
 }
@@ -97,7 +94,7 @@ fn programs() -> Check {
     }
 }
 
-/// The one that `forkd machine` would take.
+/// The QEMU that `forkd machine` would use.
 fn qemu() -> Check {
     let Some(dirs) = Dirs::of_user() else {
         return Check::skip("qemu", "HOME is not set; only `forkd machine` needs it");

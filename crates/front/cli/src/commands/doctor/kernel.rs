@@ -1,4 +1,4 @@
-//! Processor, kernel, KVM.
+//! Checks of CPU, kernel and KVM.
 
 use std::error::Error;
 use std::path::Path;
@@ -135,7 +135,7 @@ fn controllers() -> Check {
     }
 }
 
-/// Asked as a VMM asks: for faults of programs only, which every user may have.
+/// Opened like the VMM opens it: user-mode faults only, which needs no privilege.
 fn userfaultfd() -> Check {
     match forkd_probe::follows_writes() {
         Ok(()) => Check::pass("userfaultfd", "follows writes to guest memory"),
@@ -180,7 +180,7 @@ fn pagemap_scan() -> Check {
     }
 }
 
-/// Said of what only networks of sandboxes will need: a host without it lacks nothing today.
+/// Added to checks of features that only networks of sandboxes would need.
 const NO_NETWORK: &str = "sandboxes have no network yet";
 
 fn namespaces() -> Check {
@@ -245,7 +245,7 @@ fn clock() -> Check {
     } else {
         Check::warn(
             "time",
-            "nobody seems to set the clock",
+            "no time synchronisation found",
             "guests take their clock from this host: run chrony or systemd-timesyncd",
         )
     }

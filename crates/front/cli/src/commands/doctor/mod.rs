@@ -1,4 +1,4 @@
-//! `forkd doctor`: what this host can do, and what to mend.
+//! `forkd doctor`: checks this host and says how to fix problems.
 
 mod daemon;
 mod files;
@@ -15,17 +15,17 @@ use crate::daemon::{block_on, machine_port};
 use crate::error::{CliResult, Exit};
 use crate::ui::Ui;
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be.
+    /// No problem.
     Pass,
-    /// It works, with a drawback.
+    /// Works, with a disadvantage.
     Warn,
-    /// It does not work.
+    /// Does not work.
     Fail,
-    /// It could not be looked at, or does not matter here.
+    /// Not checked: unreadable or irrelevant here.
     Skip,
 }
 
@@ -43,24 +43,24 @@ impl Verdict {
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What is checked.
+    /// Name of the check.
     pub name: &'static str,
-    /// How it ended.
+    /// Result.
     pub verdict: Verdict,
-    /// What was seen.
+    /// The observed value.
     pub detail: String,
-    /// How to mend it.
+    /// How to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<Cow<'static, str>>,
 }
 
 impl Check {
-    /// As it should be.
+    /// No problem.
     pub fn pass(name: &'static str, detail: impl Into<String>) -> Self {
         Self::new(name, Verdict::Pass, detail, None)
     }
 
-    /// It works, with a drawback.
+    /// Works, with a disadvantage.
     pub fn warn(
         name: &'static str,
         detail: impl Into<String>,
@@ -69,7 +69,7 @@ impl Check {
         Self::new(name, Verdict::Warn, detail, Some(hint.into()))
     }
 
-    /// It does not work.
+    /// Does not work.
     pub fn fail(
         name: &'static str,
         detail: impl Into<String>,
@@ -78,7 +78,7 @@ impl Check {
         Self::new(name, Verdict::Fail, detail, Some(hint.into()))
     }
 
-    /// It could not be looked at.
+    /// Not checked.
     pub fn skip(name: &'static str, detail: impl Into<String>) -> Self {
         Self::new(name, Verdict::Skip, detail, None)
     }
@@ -146,12 +146,12 @@ pub fn run(args: &DoctorArgs, ui: &Ui) -> CliResult {
     })
 }
 
-/// Guests run in the machine: what this host's KVM cannot do is a drawback and no more.
+/// With a running machine, a KVM that cannot run guests is a warning instead of a failure.
 fn lean_on_machine(checks: &mut [Check]) {
     let failed = |check: &&mut Check| check.name == "kvm" && check.verdict == Verdict::Fail;
     if let Some(check) = checks.iter_mut().find(failed) {
         check.verdict = Verdict::Warn;
-        check.hint = Some("guests run in the machine that is started, and are slower there".into());
+        check.hint = Some("guests run in the machine, where they are slower".into());
     }
 }
 

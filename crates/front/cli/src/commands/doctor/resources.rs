@@ -1,4 +1,4 @@
-//! Memory, limits, tuning.
+//! Checks of memory, resource limits and kernel settings.
 
 use rustix::process::{Resource, getrlimit};
 

@@ -1,4 +1,4 @@
-//! `forkd machine exec` and `shell`
+//! `forkd machine exec` and `forkd machine shell`: run a program in the machine.
 
 use std::io::{self, IsTerminal};
 
@@ -12,7 +12,7 @@ use crate::error::{CliError, CliResult, Exit};
 use crate::terminal::{self, RawMode};
 use crate::ui::Ui;
 
-/// So many Ctrl-C, and the command is left behind (which kills it).
+/// After this many interrupts the connection is closed, which kills the command.
 const PATIENCE: u32 = 3;
 
 /// Runs `forkd machine exec`.
@@ -56,7 +56,7 @@ async fn follow(session: Session, mut request: ExecRequest, tty: bool, ui: &Ui) 
             .env
             .push(("TERM".to_owned(), Some(terminal::kind())));
     }
-    // In place before the command runs, so that no signal ends this program in between.
+    // Installed before the command starts: a signal must not end this program in between.
     let mut signals = Signals::new()?;
     let exec = session.exec(request).await?;
     let raw = if tty && io::stdin().is_terminal() {
@@ -86,7 +86,7 @@ async fn follow(session: Session, mut request: ExecRequest, tty: bool, ui: &Ui) 
         }
         if interrupts == PATIENCE {
             drop(raw);
-            ui.talk("the command does not end; leaving it");
+            ui.talk("the command does not react to signals: closing the connection kills it");
             return Ok(Exit::INTERRUPTED);
         }
         let _ = session.signal(process, number).await;
@@ -95,7 +95,7 @@ async fn follow(session: Session, mut request: ExecRequest, tty: bool, ui: &Ui) 
     result
 }
 
-/// Input, until its end or that of the command.
+/// Forwards standard input until end of file or until the command ends.
 async fn feed(stdin: Stdin) {
     let mut input = tokio::io::stdin();
     let mut chunk = vec![0; 64 * 1024];
@@ -108,7 +108,7 @@ async fn feed(stdin: Stdin) {
     stdin.close();
 }
 
-/// Output, until its end; then the exit code.
+/// Forwards output until the command ends, and returns its exit code.
 async fn pass_on(mut exec: Exec) -> CliResult {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     while let Some(output) = exec.next_output().await.map_err(anyhow::Error::from)? {
@@ -134,7 +134,7 @@ async fn pass_on(mut exec: Exec) -> CliResult {
     ))
 }
 
-/// The signals that are the command's, not ours.
+/// Signals that are forwarded to the command.
 struct Signals {
     all: [(SignalKind, Signal); 5],
 }
@@ -153,7 +153,7 @@ impl Signals {
         })
     }
 
-    /// The number of the next one.
+    /// Waits for a signal and returns its number.
     async fn next(&mut self) -> i32 {
         let [a, b, c, d, e] = &mut self.all;
         tokio::select! {

@@ -1,4 +1,4 @@
-//! `forkd machine logs`
+//! `forkd machine logs`: prints the console output of the machine.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,7 +11,7 @@ use crate::args::machine::LogsArgs;
 use crate::error::{CliError, CliResult, Exit};
 use crate::ui::Ui;
 
-/// How often a growing file is looked at.
+/// Interval at which a growing file is polled.
 const PACE: Duration = Duration::from_millis(200);
 
 /// Runs `forkd machine logs`.
@@ -26,7 +26,7 @@ pub async fn run(args: &LogsArgs, ui: &Ui) -> CliResult {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(CliError::from(anyhow!(
-                "machine {} has printed nothing yet",
+                "machine {} has no console output yet",
                 machine.name()
             ))
             .with_hint("start it with `forkd machine start`"));
@@ -40,7 +40,7 @@ pub async fn run(args: &LogsArgs, ui: &Ui) -> CliResult {
             return Ok(Exit::OK);
         }
         pace.tick().await;
-        // A new start begins a new file under the same name.
+        // The next start of the machine truncates the file.
         if file.stream_position()? > file.metadata()?.len() {
             file.seek(SeekFrom::Start(0))?;
         }

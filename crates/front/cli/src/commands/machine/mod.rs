@@ -1,4 +1,4 @@
-//! `forkd machine`: one file per subcommand that has more to it than a call.
+//! `forkd machine`: one file per subcommand, short ones here.
 
 mod exec;
 mod logs;
@@ -36,7 +36,7 @@ pub fn run(args: MachineArgs, ui: &Ui) -> CliResult {
             MachineCommand::Rm(args) => rm::run(&args, ui).await,
         }
     });
-    // A read of stdin that nobody waits for any more must not keep the program.
+    // A pending read of standard input must not delay the exit.
     runtime.shutdown_background();
     result
 }
@@ -92,7 +92,7 @@ async fn sync(args: &SyncArgs, ui: &Ui) -> CliResult {
     if args.json {
         ui.json(&copied)?;
     } else if copied.is_empty() {
-        ui.talk("the programs in the machine are those of this build");
+        ui.talk("the programs in the machine are up to date");
     } else {
         ui.talk(format_args!("copied {}", copied.join(", ")));
     }
@@ -105,10 +105,12 @@ async fn cp(args: &CpArgs, ui: &Ui) -> CliResult {
         (CopyEnd::Host(from), CopyEnd::Machine(to)) => session.push(&from, &to).await?,
         (CopyEnd::Machine(from), CopyEnd::Host(to)) => session.pull(&from, &to).await?,
         _ => {
-            return Err(
-                CliError::from(anyhow!("one of the two paths must be in the machine"))
-                    .with_hint("put a colon in front of it, as in `forkd machine cp FILE :/tmp/`"),
-            );
+            return Err(CliError::from(anyhow!(
+                "one of the two paths must be in the machine, the other on this host"
+            ))
+            .with_hint(
+                "write a path in the machine with a leading colon: `forkd machine cp FILE :/tmp/`",
+            ));
         }
     }
     if args.json {

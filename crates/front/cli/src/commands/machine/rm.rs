@@ -1,4 +1,4 @@
-//! `forkd machine rm`
+//! `forkd machine rm`: deletes a machine and its data.
 
 use std::io::{self, IsTerminal};
 

@@ -1,4 +1,4 @@
-//! `forkd machine start`
+//! `forkd machine start`: starts a machine and reports progress.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub async fn run(args: &StartArgs, ui: &Ui) -> CliResult {
         signal(SignalKind::terminate())?,
         signal(SignalKind::hangup())?,
     );
-    // Dropping the start ends what it has begun.
+    // Dropping the future stops a machine that is still starting.
     let started = tokio::select! {
         started = machine.start(&options, &talk) => started?,
         _ = interrupt.recv() => return Err(MachineError::Interrupted.into()),
@@ -61,7 +61,7 @@ fn report(ui: &Ui, name: &str, started: &Started) {
     });
 }
 
-/// Says what the start is doing.
+/// Prints the progress of a start.
 struct Talk {
     ui: Ui,
 }
@@ -71,7 +71,7 @@ impl Progress for Talk {
         match step {
             Step::WaitingForOther => {
                 self.ui
-                    .talk("waiting for another forkd that starts or stops this machine …");
+                    .talk("waiting for another forkd process that starts or stops this machine …");
             }
             Step::Image => self.ui.aside("looking for the machine image …"),
             Step::Disk => {}
@@ -79,12 +79,12 @@ impl Progress for Talk {
                 self.ui.talk(format_args!("booting ({expectation}) …"))
             }
             Step::StillBooting { after } => self.ui.talk(format_args!(
-                "still booting after {}; `forkd machine logs` shows how far it is",
+                "still booting after {}; `forkd machine logs` shows its console",
                 seconds(*after)
             )),
             Step::Answered { after } => {
                 self.ui.talk(format_args!(
-                    "the machine answers after {}",
+                    "the machine answered after {}",
                     seconds(*after)
                 ));
             }
@@ -93,7 +93,7 @@ impl Progress for Talk {
                     .aside(format_args!("copying {count} programs into the machine …"));
             }
             Step::Daemon => self.ui.aside("starting the daemon …"),
-            Step::Resumed => self.ui.talk("the machine was paused and goes on"),
+            Step::Resumed => self.ui.talk("the machine was paused and is running again"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! `forkd machine status`
+//! `forkd machine status`: prints the state of a machine.
 
 use forkd_machine::{State, Status};
 

@@ -1,4 +1,7 @@
-//! The port as the guest and the VMM see it.
+//! The serial port as the guest and the VMM see it.
+//!
+//! The guest's accesses come from vCPU threads and fill a bounded buffer; the device thread writes the buffer
+//! to the console, which does not block. Output that the console does not take is dropped.
 
 use std::convert::Infallible;
 use std::io;
@@ -87,7 +90,6 @@ impl Serial {
         self.lock().writer_mut().drain();
     }
 
-    /// The registers.
     pub fn save(&self) -> SerialSnapshot {
         self.lock().state().into()
     }

@@ -3,7 +3,7 @@
 use crate::metrics::counters;
 
 counters! {
-    /// What went through the serial port.
+    /// Counters of the serial port.
     pub struct SerialMetrics {
         /// Bytes the guest printed.
         printed,

@@ -1,4 +1,6 @@
-//! From the guest's serial port to the console, through a bounded buffer.
+//! Console output: a bounded buffer between the serial port and the console descriptor.
+//!
+//! Output beyond the rate, the size of the console or the buffer is dropped and counted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,9 +11,9 @@ use super::SerialMetrics;
 use crate::EventFd;
 use crate::rate::Budget;
 
-/// What is kept while the console does not take it.
+/// Bytes kept while the console does not take them.
 const BUFFER: usize = 64 * 1024;
-/// What a guest may print at once whatever its rate.
+/// Bytes that a guest may print at once, whatever its rate.
 const BURST: u64 = 64 * 1024;
 
 /// Where the serial port's output goes.

@@ -6,7 +6,6 @@ use vm_superio::SerialState;
 /// The serial port, by version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SerialSnapshot {
-    /// The first.
     V1(SerialSnapshotV1),
 }
 

@@ -1,4 +1,7 @@
-//! The balloon.
+//! The balloon device: its target size, memory statistics, and free-page reporting.
+//!
+//! Pages that the guest gives up are returned to the host through [`MemoryReclaim`] and read as zero, or as the
+//! image, afterwards.
 
 use std::sync::Arc;
 
@@ -20,7 +23,6 @@ const F_REPORTING: u64 = 1 << 5;
 const ACTUAL: u64 = 4;
 const PAGES_PER_MIB: u32 = 256;
 
-/// The balloon.
 pub struct Balloon {
     pub(super) active: Option<Activation>,
     target: u32,
@@ -253,6 +255,47 @@ mod tests {
         rig.set(0x104, 77);
         assert_eq!(rig.get(0x104), 77);
         assert_eq!(rig.counter("actual_bytes"), 77 * 4096);
+    }
+
+    /// Asks the loop to pause with the first page.
+    #[derive(Default)]
+    struct PauseAtFirst {
+        taken: Taken,
+        handle: Mutex<Option<crate::LoopHandle>>,
+    }
+
+    impl MemoryReclaim for PauseAtFirst {
+        fn discard(&self, addr: u64, len: u64) -> io::Result<()> {
+            if let Some(handle) = self.handle.lock().unwrap().take() {
+                handle.ask_pause()?;
+            }
+            self.taken.discard(addr, len)
+        }
+    }
+
+    #[test]
+    fn a_pause_does_not_wait_for_all_pages_of_a_chain() {
+        for queue in [0, 4] {
+            let reclaim = Arc::new(PauseAtFirst::default());
+            let mut rig = Rig::new(DeviceSlot::Balloon);
+            rig.start(Box::new(Balloon::new(Arc::clone(&reclaim) as _)));
+            let handle = rig.event_loop.handle();
+            *reclaim.handle.lock().unwrap() = Some(handle.clone());
+            if queue == 0 {
+                rig.add(queue, &[&pages(&[100, 200, 300])], &[]);
+            } else {
+                let ranges = [100u64, 200, 300].map(|page| (page * 4096, 4096));
+                rig.add_at(queue, &[], &ranges);
+            }
+            rig.kick(queue);
+            assert_eq!(reclaim.taken.0.lock().unwrap().len(), 1, "queue {queue}");
+            assert_eq!(rig.used(queue), None);
+            handle.resume().unwrap();
+            rig.settle();
+            assert!(rig.used(queue).is_some());
+            let seen = reclaim.taken.0.lock().unwrap().clone();
+            assert_eq!(seen[1..].len(), 3, "all of them, the first one again");
+        }
     }
 
     fn stat(tag: u16, value: u64) -> Vec<u8> {

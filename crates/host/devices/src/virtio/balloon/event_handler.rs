@@ -1,11 +1,15 @@
-//! The balloon's part on the device thread.
+//! The balloon's work on the device thread: inflating, deflating, reports and statistics.
+//!
+//! Giving pages back may be repeated, so a chain that a pause interrupts starts again afterwards.
+
+use std::ops::ControlFlow;
 
 use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
 use super::{Balloon, BalloonMetrics};
 use crate::metrics::Counter;
 use crate::virtio::{Chain, ChainReader, DeviceError, QueueExt, Verdict};
-use crate::{GuestMemory, MemoryReclaim};
+use crate::{GuestMemory, MemoryReclaim, Registrar};
 
 pub(super) const INFLATE: usize = 0;
 pub(super) const DEFLATE: usize = 1;
@@ -26,12 +30,13 @@ impl Balloon {
             return Ok(());
         };
         let (metrics, reclaim) = (&self.metrics, self.reclaim.as_ref());
+        let events = active.events.clone();
         active.drain(INFLATE, |memory, chain| {
             for_each_run(&mut chain.reader(memory), |first, pages| {
                 let (addr, len) = (first * PAGE, pages * PAGE);
                 discard(memory, reclaim, metrics, &metrics.inflated_bytes, addr, len);
-            })?;
-            Ok(Verdict::Used(0))
+                unless_paused(&events)
+            })
         })
     }
 
@@ -44,8 +49,8 @@ impl Balloon {
             // The pages come back by being touched; only their number is of interest.
             for_each_run(&mut chain.reader(memory), |_, pages| {
                 metrics.deflated_bytes.add(pages * PAGE);
-            })?;
-            Ok(Verdict::Used(0))
+                ControlFlow::Continue(())
+            })
         })
     }
 
@@ -54,16 +59,20 @@ impl Balloon {
             return Ok(());
         };
         let (metrics, reclaim) = (&self.metrics, self.reclaim.as_ref());
+        let events = active.events.clone();
         active.drain(queue, |memory, chain: &Chain| {
             for (addr, len) in chain.writable() {
+                if unless_paused(&events).is_break() {
+                    return Ok(Verdict::Again);
+                }
                 discard(memory, reclaim, metrics, &metrics.reported_bytes, addr, len);
             }
             Ok(Verdict::Used(0))
         })
     }
 
-    /// Reads the statistics and leaves the chain in the ring: the driver fills it anew when it gets it
-    /// back, which is when somebody asks.
+    /// Reads the statistics and leaves the chain in the ring. The driver fills it again after
+    /// `return_stats`.
     pub(super) fn read_stats(&mut self) -> Result<(), DeviceError> {
         let Some(active) = &mut self.active else {
             return Ok(());
@@ -124,11 +133,22 @@ impl BalloonMetrics {
     }
 }
 
-/// Calls `work` with the first page and the length of each run of page numbers that follow one another.
+/// Breaks off a chain when a pause waits: giving thousands of scattered pages back takes long, and may be
+/// repeated.
+fn unless_paused(events: &Registrar) -> ControlFlow<()> {
+    if events.should_yield() {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Calls `work` with the first page and the length of each run of page numbers that follow one another,
+/// until it breaks off.
 fn for_each_run(
     reader: &mut ChainReader<'_>,
-    mut work: impl FnMut(u64, u64),
-) -> Result<(), DeviceError> {
+    mut work: impl FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Verdict, DeviceError> {
     if reader.left() > MAX_PAGES * 4 {
         return Err(DeviceError::Protocol("a chain has too many page numbers"));
     }
@@ -140,17 +160,20 @@ fn for_each_run(
             // Linux takes pages from the top down.
             Some((first, pages)) if page + 1 == first => Some((page, pages + 1)),
             other => {
-                if let Some((first, pages)) = other {
-                    work(first, pages);
+                if let Some((first, pages)) = other
+                    && work(first, pages).is_break()
+                {
+                    return Ok(Verdict::Again);
                 }
                 Some((page, 1))
             }
         };
     }
+    // The last run may break off too late to matter.
     if let Some((first, pages)) = run {
-        work(first, pages);
+        let _ = work(first, pages);
     }
-    Ok(())
+    Ok(Verdict::Used(0))
 }
 
 fn discard(

@@ -1,9 +1,9 @@
-//! Counters of the balloon, and what the guest says about its memory.
+//! Counters of the balloon, and memory statistics of the guest.
 
 use crate::metrics::counters;
 
 counters! {
-    /// What the balloon did, and what the guest last said about its memory.
+    /// Counters of the balloon, and the last memory statistics of the guest.
     pub struct BalloonMetrics {
         /// Bytes taken from the guest.
         inflated_bytes,
@@ -15,7 +15,7 @@ counters! {
         errors,
         /// Ranges outside guest memory.
         bad_ranges,
-        /// Size of the balloon in bytes, as the guest says.
+        /// Size of the balloon in bytes, as the guest reports it.
         actual_bytes,
         /// Size of the balloon in bytes, as asked.
         target_bytes,
@@ -27,7 +27,7 @@ counters! {
         guest_major_faults,
         /// Page faults that did not.
         guest_minor_faults,
-        /// Bytes nobody in the guest uses.
+        /// Bytes unused in the guest.
         guest_free,
         /// Bytes of memory the guest has.
         guest_total,

@@ -5,11 +5,10 @@ use serde::{Deserialize, Serialize};
 /// The balloon, by version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BalloonState {
-    /// The first.
     V1 {
         /// Pages the balloon should have.
         target: u32,
-        /// Pages it has, as the guest says.
+        /// Pages in the balloon, as the guest reports them.
         actual: u32,
     },
 }

@@ -1,4 +1,6 @@
-//! A disk device.
+//! The block device: configuration space, life cycle, and layer operations for cuts and roll-backs.
+//!
+//! Layer operations are called by the control thread with the disk thread stopped.
 
 use std::fs::File;
 use std::io;
@@ -60,7 +62,7 @@ impl Block {
         self.disk.read_only()
     }
 
-    /// Does of [`Block::push_layer`] what can fail.
+    /// Does the fallible part of [`Block::push_layer`].
     pub fn prepare_layer(&mut self, layer: &File) -> Result<(), DiskError> {
         self.disk.prepare_layer(layer)
     }
@@ -78,7 +80,7 @@ impl Block {
         self.disk.untouched()
     }
 
-    /// What lies below the layer that is written; none for a disk without layers.
+    /// The layers below the one that is written; `None` for a disk without layers.
     pub fn stack(&self) -> Option<DiskStack> {
         self.disk.stack()
     }

@@ -3,19 +3,15 @@
 use crate::metrics::counters;
 
 counters! {
-    /// What a disk did.
+    /// Counters of a disk.
     pub struct BlockMetrics {
-        /// Reads.
         reads,
         /// Bytes read.
         read_bytes,
-        /// Writes.
         writes,
         /// Bytes written.
         write_bytes,
-        /// Flushes.
         flushes,
-        /// Discards.
         discards,
         /// Writes of zeroes.
         zeroes,
@@ -25,7 +21,6 @@ counters! {
         no_space,
         /// Times a request had to wait for the rate limit.
         throttled,
-        /// Thin layers.
         layers,
         /// Bytes of data in the layer that is written.
         layer_bytes,

@@ -1,4 +1,7 @@
-//! One request of a driver, parsed and carried out.
+//! One block request, parsed and carried out.
+//!
+//! Data passes through a bounce buffer, since guest memory must not be referenced. An invalid request is
+//! answered with an error; only a chain without room for its status stops the device.
 
 use std::io;
 
@@ -9,9 +12,9 @@ use virtio_bindings::virtio_blk::{
 };
 
 use super::BlockMetrics;
-use crate::GuestMemory;
 use crate::disk::{Disk, SECTOR};
-use crate::virtio::{Chain, ChainReader, ChainWriter, DeviceError};
+use crate::virtio::{Chain, ChainReader, ChainWriter, DeviceError, Verdict};
+use crate::{GuestMemory, Registrar};
 
 /// Length of the serial number.
 pub(super) const SERIAL_LEN: usize = VIRTIO_BLK_ID_BYTES as usize;
@@ -28,18 +31,22 @@ const MAX_REQUEST: usize = 64 << 20;
 /// Data passes through a buffer of this size.
 pub(super) const BOUNCE: usize = 256 << 10;
 
+const HEADER_LEN: usize = 16;
 const STATUS_LEN: usize = 1;
 const RANGE_LEN: usize = 16;
+/// Cost of a discarded range for the host, in bytes written: file system metadata, or one layer block.
+const RANGE_WEIGHT: u64 = 64 << 10;
 
-/// What answers a request that could not be carried out.
+/// Why a request was not carried out.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// An I/O error.
     Io(io::Error),
     /// The request makes no sense for this disk.
     Invalid,
-    /// Not offered.
     Unsupported,
+    /// A pause waits. The request is carried out again afterwards.
+    Paused,
     /// The chain itself is unusable.
     Device(DeviceError),
 }
@@ -56,22 +63,37 @@ impl<T: Into<DeviceError>> From<T> for Refusal {
     }
 }
 
-/// What a request works with.
+/// The disk and buffers that a request works with.
 pub(super) struct Worker<'a> {
     pub(super) disk: &'a mut dyn Disk,
     pub(super) serial: &'a [u8; SERIAL_LEN],
     pub(super) bounce: &'a mut Vec<u8>,
     pub(super) metrics: &'a BlockMetrics,
+    pub(super) events: &'a Registrar,
 }
 
-/// How many bytes a request moves, for the rate limit.
+/// How many bytes a request counts for the rate limit: those it moves, and `RANGE_WEIGHT` for each range
+/// that it discards or fills with zeroes.
 pub(super) fn weight(memory: &GuestMemory, chain: &Chain) -> u64 {
-    (chain.reader(memory).left() + chain.writer(memory).left()) as u64
+    let mut reader = chain.reader(memory);
+    let moved = (reader.left() + chain.writer(memory).left()) as u64;
+    let kind = reader.array().map(u32::from_le_bytes);
+    let ranges = match kind {
+        Ok(VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES) => {
+            chain.reader(memory).left().saturating_sub(HEADER_LEN) / RANGE_LEN
+        }
+        _ => 0,
+    };
+    moved + ranges.min(MAX_RANGES as usize) as u64 * RANGE_WEIGHT
 }
 
 impl Worker<'_> {
     /// Carries a request out and writes its status. An error is one the device cannot answer.
-    pub(super) fn run(&mut self, memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
+    pub(super) fn run(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &Chain,
+    ) -> Result<Verdict, DeviceError> {
         let mut reader = chain.reader(memory);
         let mut writer = chain.writer(memory);
         if writer.left() < STATUS_LEN {
@@ -83,6 +105,7 @@ impl Worker<'_> {
             Ok(()) => VIRTIO_BLK_S_OK,
             Err(Refusal::Unsupported) => VIRTIO_BLK_S_UNSUPP,
             Err(Refusal::Device(error)) => return Err(error),
+            Err(Refusal::Paused) => return Ok(Verdict::Again),
             Err(Refusal::Invalid) => {
                 self.metrics.errors.inc();
                 VIRTIO_BLK_S_IOERR
@@ -98,7 +121,7 @@ impl Worker<'_> {
         writer.skip(writer.left() - STATUS_LEN)?;
         // The three values of a status fit in a byte.
         writer.write(&[status as u8])?;
-        Ok(writer.written())
+        Ok(Verdict::Used(writer.written()))
     }
 
     fn carry_out(
@@ -208,6 +231,10 @@ impl Worker<'_> {
             return Err(Refusal::Invalid);
         }
         for _ in 0..ranges {
+            // A range may take the host long, and a cut waits for the whole request.
+            if self.events.should_yield() {
+                return Err(Refusal::Paused);
+            }
             let sector = u64::from_le_bytes(reader.array()?);
             let sectors = u32::from_le_bytes(reader.array()?);
             let flags = u32::from_le_bytes(reader.array()?);

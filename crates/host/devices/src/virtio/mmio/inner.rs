@@ -1,11 +1,11 @@
-//! What is behind a slot's lock.
+//! The part of a slot behind its lock: registers, queues before activation, and the device.
 
 use super::registers::status;
 use crate::GuestMemory;
 use crate::log::LogLimit;
 use crate::virtio::{QueueSnapshot, VirtioDevice, feature};
 
-/// What the registers hold, and the device.
+/// Registers and device of a slot.
 pub(super) struct Inner {
     pub(super) device: Option<Box<dyn VirtioDevice>>,
     pub(super) memory: Option<GuestMemory>,

@@ -41,10 +41,10 @@ pub(super) mod status {
     pub(crate) const NEEDS_RESET: u32 = 64;
     pub(crate) const FAILED: u32 = 128;
 
-    /// What a driver may set.
+    /// Bits that a driver may set.
     pub(crate) const DRIVER_BITS: u32 = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | FAILED;
-    /// What must be set before queues are set up.
+    /// Bits that must be set before queues are set up.
     pub(crate) const NEGOTIATED: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK;
-    /// What is set while the device works.
+    /// Bits that are set while the device works.
     pub(crate) const RUNNING: u32 = NEGOTIATED | DRIVER_OK;
 }

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::sync::Arc;
 
 use forkd_vmm_proto::{DeviceSlot, RateLimit};
@@ -228,4 +229,63 @@ proptest! {
         rig.settle();
         prop_assert_eq!(rig.event_loop.poll_once().unwrap(), 0);
     }
+}
+
+#[test]
+fn counters_are_read_while_the_device_is_busy() {
+    let rig = started();
+    let mut counters = Vec::new();
+    // The slot is locked while a device works.
+    rig.transport
+        .with(|_: &mut Rng| rig.transport.counters("rng", &mut counters))
+        .unwrap();
+    assert!(counters.contains(&("rng.activations".to_owned(), 1)));
+    assert!(counters.contains(&("rng.bytes".to_owned(), 0)));
+    rig.transport.remove();
+    let mut counters = Vec::new();
+    rig.transport.counters("rng", &mut counters);
+    assert!(!counters.iter().any(|(name, _)| name == "rng.bytes"));
+}
+
+thread_local! {
+    static LINES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts the records that virtio-queue writes, per thread.
+struct CountLines;
+
+impl log::Log for CountLines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.target().starts_with("virtio_queue") {
+            LINES.set(LINES.get() + 1);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_queue_outside_memory_leaves_no_line_in_the_log() {
+    log::set_logger(&CountLines).unwrap();
+    log::set_max_level(log::LevelFilter::Trace);
+    let rig = started();
+    // High halves of the addresses of the descriptor table, the available ring and the used ring.
+    for high in [0x84, 0x94, 0xa4] {
+        for _ in 0..100 {
+            rig.set(STATUS, 0);
+            rig.set(STATUS, 3);
+            rig.set(0x24, 1);
+            rig.set(0x20, 1);
+            rig.set(STATUS, 11);
+            rig.set(high, 1);
+            rig.set(0x44, 1);
+            rig.set(STATUS, 15);
+            assert!(rig.needs_reset());
+        }
+    }
+    assert_eq!(LINES.get(), 0);
 }

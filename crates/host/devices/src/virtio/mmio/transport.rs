@@ -1,4 +1,8 @@
-//! A virtio slot: registers, doorbells, an interrupt, and the device that is put in.
+//! A virtio slot: registers, doorbells, an interrupt line, and a device.
+//!
+//! [`MmioTransport`] exists with its doorbells before it has a device. vCPU threads access registers, an event
+//! loop calls the device, the control thread saves and restores; one lock per slot orders them. A device that
+//! fails is reset and reports `NEEDS_RESET`; the rest of the machine goes on.
 
 use std::any::Any;
 use std::io;
@@ -31,7 +35,7 @@ pub const fn queue_count(slot: DeviceSlot) -> usize {
 }
 
 counters! {
-    /// What happens to a slot.
+    /// Counters of a slot.
     pub struct SlotMetrics {
         /// Times a driver became ready.
         activations,
@@ -47,16 +51,12 @@ counters! {
 /// Why a device cannot be put into a slot.
 #[derive(Debug, Error)]
 pub enum SlotError {
-    /// There is one already.
+    /// The slot has a device already.
     #[error("the slot {slot:?} is taken")]
-    Taken {
-        /// Which slot.
-        slot: DeviceSlot,
-    },
+    Taken { slot: DeviceSlot },
     /// The device has more queues than the slot has doorbells.
     #[error("a device with {wanted} queues does not fit the slot {slot:?}")]
     Queues {
-        /// Which slot.
         slot: DeviceSlot,
         /// Queues of the device.
         wanted: usize,
@@ -64,9 +64,7 @@ pub enum SlotError {
     /// The saved state is refused.
     #[error("the state of the slot {slot:?} is refused")]
     State {
-        /// Which slot.
         slot: DeviceSlot,
-        /// Why.
         #[source]
         source: RestoreError,
     },
@@ -81,6 +79,9 @@ pub struct MmioTransport {
     registrar: Registrar,
     events: Arc<dyn DeviceEvents>,
     pub(super) metrics: SlotMetrics,
+    /// The counters of the device in the slot. Beside [`Inner`], so that reading them never waits for a
+    /// device that is busy.
+    device_metrics: Mutex<Option<Arc<dyn Counters>>>,
     inner: Mutex<Inner>,
 }
 
@@ -104,6 +105,7 @@ impl MmioTransport {
             registrar,
             events,
             metrics: SlotMetrics::default(),
+            device_metrics: Mutex::default(),
             inner: Mutex::new(Inner::empty()),
         }))
     }
@@ -135,6 +137,7 @@ impl MmioTransport {
     ) -> Result<(), SlotError> {
         let mut inner = self.lock();
         self.check_fit(&inner, device.as_ref())?;
+        self.show_metrics(Some(device.counters()));
         inner.put(device, memory);
         Ok(())
     }
@@ -149,10 +152,12 @@ impl MmioTransport {
     ) -> Result<(), SlotError> {
         let mut inner = self.lock();
         self.check_fit(&inner, device.as_ref())?;
+        self.show_metrics(Some(device.counters()));
         inner.put(device, memory);
         let SlotState::V1(state) = state;
         if let Err(source) = self.restore_inner(&mut inner, state) {
             *inner = Inner::empty();
+            self.show_metrics(None);
             self.interrupt.reset();
             return Err(SlotError::State {
                 slot: self.slot,
@@ -183,6 +188,7 @@ impl MmioTransport {
         let mut inner = self.lock();
         let mut device = std::mem::replace(&mut *inner, Inner::empty()).device?;
         device.reset();
+        self.show_metrics(None);
         self.interrupt.reset();
         Some(device)
     }
@@ -216,9 +222,20 @@ impl MmioTransport {
         device.downcast_mut::<T>().map(work)
     }
 
-    /// Adds the slot's counters under `name`.
+    fn show_metrics(&self, metrics: Option<Arc<dyn Counters>>) {
+        *self
+            .device_metrics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = metrics;
+    }
+
+    /// Adds the slot's counters under `name`. Takes no lock that a device holds while it works.
     pub fn counters(&self, name: &str, out: &mut Vec<(String, u64)>) {
-        let device = self.lock().device.as_ref().map(|d| d.counters());
+        let device = self
+            .device_metrics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let mut push =
             |counter: &'static str, value| out.push((format!("{name}.{counter}"), value));
         self.metrics.visit(&mut push);
@@ -312,7 +329,7 @@ impl MmioTransport {
         device.activate(activation).map_err(RestoreError::Activate)
     }
 
-    /// The device stands still, and says so, until the driver resets it.
+    /// Stops the device and sets `NEEDS_RESET`, until the driver resets it.
     fn fail(&self, inner: &mut Inner, error: &(dyn std::error::Error + 'static)) {
         self.metrics.failures.inc();
         if let Some(device) = inner.device.as_deref_mut() {
@@ -323,13 +340,7 @@ impl MmioTransport {
             self.interrupt.config_change();
         }
         if let Some(swallowed) = inner.log.pass() {
-            let mut reason = error.to_string();
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                reason.push_str(": ");
-                reason.push_str(&error.to_string());
-                cause = error.source();
-            }
+            let reason = forkd_types::chain(error);
             tracing::warn!(slot = ?self.slot, reason, swallowed, "a virtio device stands still");
             self.events.device_failed(self.slot, &reason);
         }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use forkd_vmm_proto::NetBackend;
 use rustix::io::Errno;
 
-/// Length of the header before every frame in a virtqueue.
+/// Length of the header before every frame, in a virtqueue and on every back end.
 pub(super) const VNET_HEADER: usize = 12;
 /// The largest frame: a segment of 64 KiB that is cut later, and its Ethernet header.
 pub(super) const MAX_FRAME: usize = 65535 + 18;
@@ -47,21 +47,11 @@ impl Backend {
         Ok(Self { fd, kind })
     }
 
-    /// Whether frames may come and go without checksums and in one large piece.
-    pub(super) fn offloads(&self) -> bool {
-        self.kind == NetBackend::Tap
-    }
-
-    /// Reads a frame, with its header before it.
+    /// Reads a header and the frame after it.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> Received {
-        let skip = match self.kind {
-            NetBackend::Tap => 0,
-            NetBackend::Socket => VNET_HEADER,
-        };
-        buffer[..skip].fill(0);
-        match rustix::io::read(&self.fd, &mut buffer[skip..]) {
+        match rustix::io::read(&self.fd, buffer) {
             Ok(0) => Received::End,
-            Ok(count) => Received::Frame(count + skip),
+            Ok(count) => Received::Frame(count),
             Err(Errno::AGAIN | Errno::INTR) => Received::Nothing,
             Err(_) => Received::End,
         }
@@ -72,8 +62,7 @@ impl Backend {
         let result = match self.kind {
             NetBackend::Tap => rustix::io::write(&self.fd, packet),
             NetBackend::Socket => {
-                let frame = packet.get(VNET_HEADER..).unwrap_or_default();
-                rustix::net::send(&self.fd, frame, rustix::net::SendFlags::NOSIGNAL)
+                rustix::net::send(&self.fd, packet, rustix::net::SendFlags::NOSIGNAL)
             }
         };
         match result {

@@ -31,7 +31,8 @@ const TX_TIMER: u32 = FIRST_DEVICE_TOKEN + 2;
 #[derive(Debug)]
 pub struct Net {
     pub(super) active: Option<Activation>,
-    pub(super) backend: Backend,
+    /// Without a back end frames of the guest are dropped and none come.
+    pub(super) backend: Option<Backend>,
     mac: [u8; 6],
     pub(super) rx_limiter: RateLimiter,
     pub(super) tx_limiter: RateLimiter,
@@ -51,16 +52,16 @@ pub struct Net {
 }
 
 impl Net {
-    /// A device with a back end and a hardware address; the limits hold for each direction.
+    /// A device with a hardware address; the limits hold for each direction. A device that is restored takes the
+    /// address of its state instead.
     pub fn new(
-        backend: OwnedFd,
-        kind: NetBackend,
         mac: [u8; 6],
+        backend: Option<(OwnedFd, NetBackend)>,
         rate: RateLimit,
     ) -> io::Result<Self> {
         Ok(Self {
             active: None,
-            backend: Backend::new(backend, kind)?,
+            backend: open(backend)?,
             mac,
             rx_limiter: RateLimiter::new(rate)?,
             tx_limiter: RateLimiter::new(rate)?,
@@ -75,6 +76,43 @@ impl Net {
             metrics: Arc::default(),
         })
     }
+
+    /// Exchanges the back end. On an error the old one stays.
+    ///
+    /// The link is up all the time: a guest that was told otherwise would drop its first packets until it has noticed
+    /// the change. A frame in hand belongs to the old network and is dropped.
+    pub fn set_backend(&mut self, backend: Option<(OwnedFd, NetBackend)>) -> io::Result<()> {
+        let new = open(backend)?;
+        self.detach();
+        self.backend = new;
+        self.frame = None;
+        self.buffer = Vec::new();
+        self.ended = false;
+        self.tx_blocked = false;
+        if self.active.is_some() {
+            self.wants_frames = true;
+            self.listen();
+        }
+        if let Some(active) = &self.active {
+            // The device thread goes on with the frames that waited for the old back end.
+            active.again(RX);
+            active.again(TX);
+        }
+        Ok(())
+    }
+
+    /// Stops listening to the back end.
+    fn detach(&mut self) {
+        if let (Some(active), Some(backend)) = (&self.active, &self.backend)
+            && self.registered.take().is_some()
+        {
+            active.events.remove(backend);
+        }
+    }
+}
+
+fn open(backend: Option<(OwnedFd, NetBackend)>) -> io::Result<Option<Backend>> {
+    backend.map(|(fd, kind)| Backend::new(fd, kind)).transpose()
 }
 
 impl VirtioDevice for Net {
@@ -87,11 +125,9 @@ impl VirtioDevice for Net {
     }
 
     fn features(&self) -> u64 {
-        let common = feature::COMMON | 1 << VIRTIO_NET_F_MAC | 1 << VIRTIO_NET_F_MRG_RXBUF;
-        if !self.backend.offloads() {
-            return common;
-        }
-        common
+        feature::COMMON
+            | 1 << VIRTIO_NET_F_MAC
+            | 1 << VIRTIO_NET_F_MRG_RXBUF
             | 1 << VIRTIO_NET_F_CSUM
             | 1 << VIRTIO_NET_F_HOST_TSO4
             | 1 << VIRTIO_NET_F_HOST_TSO6
@@ -121,8 +157,8 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
+        self.detach();
         if let Some(active) = self.active.take() {
-            active.events.remove(&self.backend);
             for limiter in [&self.rx_limiter, &self.tx_limiter] {
                 if let Some(timer) = limiter.timer() {
                     active.events.remove(timer);
@@ -168,15 +204,27 @@ impl VirtioDevice for Net {
 
     fn save(&self) -> DeviceState {
         DeviceState::Net(NetState::V1 {
+            mac: self.mac,
             rx_rate: self.rx_limiter.save(),
             tx_rate: self.tx_limiter.save(),
         })
     }
 
     fn restore(&mut self, state: DeviceState) -> Result<(), RestoreError> {
-        let DeviceState::Net(NetState::V1 { rx_rate, tx_rate }) = state else {
+        let DeviceState::Net(NetState::V1 {
+            mac,
+            rx_rate,
+            tx_rate,
+        }) = state
+        else {
             return Err(RestoreError::Device("it is not that of a network device"));
         };
+        if mac[0] & 1 == 1 {
+            return Err(RestoreError::Device(
+                "its hardware address is a group address",
+            ));
+        }
+        self.mac = mac;
         self.rx_limiter.restore(rx_rate);
         self.tx_limiter.restore(tx_rate);
         Ok(())

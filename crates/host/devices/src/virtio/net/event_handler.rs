@@ -76,7 +76,11 @@ impl Net {
         }
         self.rx_held = false;
         self.buffer.resize(VNET_HEADER + MAX_FRAME, 0);
-        match self.backend.receive(&mut self.buffer) {
+        let received = match &self.backend {
+            Some(backend) => backend.receive(&mut self.buffer),
+            None => Received::Nothing,
+        };
+        match received {
             Received::Frame(len) if len > VNET_HEADER => {
                 self.rx_limiter.charge((len - VNET_HEADER) as u64);
                 self.frame = Some(len);
@@ -119,7 +123,7 @@ impl Net {
             packet.resize(len, 0);
             reader.read(&mut packet)?;
             *blocked = false;
-            match backend.send(&packet) {
+            match backend.as_ref().map_or(Sent::Never, |to| to.send(&packet)) {
                 Sent::Yes => {
                     metrics.tx_frames.inc();
                     metrics.tx_bytes.add((len - VNET_HEADER) as u64);
@@ -139,7 +143,7 @@ impl Net {
 
     /// Listens to what matters now.
     pub(super) fn listen(&mut self) {
-        let Some(active) = &self.active else {
+        let (Some(active), Some(backend)) = (&self.active, &self.backend) else {
             return;
         };
         let mut wanted = Ready::empty();
@@ -154,10 +158,10 @@ impl Net {
             return;
         }
         let result = match (self.registered, wanted) {
-            (None, Some(wanted)) => active.events.add(&self.backend, BACKEND, wanted),
-            (Some(_), Some(wanted)) => active.events.modify(&self.backend, BACKEND, wanted),
+            (None, Some(wanted)) => active.events.add(backend, BACKEND, wanted),
+            (Some(_), Some(wanted)) => active.events.modify(backend, BACKEND, wanted),
             (_, None) => {
-                active.events.remove(&self.backend);
+                active.events.remove(backend);
                 Ok(())
             }
         };

@@ -9,6 +9,8 @@ use crate::rate::RateState;
 pub enum NetState {
     /// The first.
     V1 {
+        /// The hardware address that the driver has read.
+        mac: [u8; 6],
         /// What is left of the rate to the guest.
         rx_rate: RateState,
         /// What is left of the rate from the guest.

@@ -1,4 +1,4 @@
-//! The entropy device.
+//! The entropy device: fills buffers of the guest from the host's `getrandom`, under a rate limit.
 
 use std::io;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use crate::metrics::counters;
 
 counters! {
-    /// What the entropy device gave out.
+    /// Counters of the entropy device.
     pub struct RngMetrics {
         /// Buffers filled.
         requests,

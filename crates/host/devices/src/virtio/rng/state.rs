@@ -7,9 +7,8 @@ use crate::rate::RateState;
 /// The entropy device, by version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RngState {
-    /// The first.
     V1 {
-        /// What is left of the rate.
+        /// Levels of the rate limit.
         rate: RateState,
     },
 }

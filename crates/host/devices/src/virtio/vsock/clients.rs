@@ -1,4 +1,7 @@
-//! Clients on the host, from the listening socket to a request to the guest.
+//! Clients on the host: accepting them, their greeting, and the request to the guest.
+//!
+//! A client names the guest's port in its first line. Clients that stay silent are evicted first when all
+//! connections are in use.
 
 use std::io;
 
@@ -29,22 +32,15 @@ impl Muxer {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // Out of descriptors, most likely; one comes back with the next connection that ends.
-                    self.stop_listening();
+                    // Out of descriptors or memory, perhaps through others. The socket stays readable, so
+                    // it must not be listened to, nor given up.
+                    self.rest_listener();
                     return;
                 }
             }
         }
         if self.connections.len() >= MAX_CONNECTIONS {
             self.stop_listening();
-        }
-    }
-
-    fn stop_listening(&mut self) {
-        self.metrics.refused.inc();
-        if let Some(registrar) = &self.registrar {
-            registrar.remove(&self.listener);
-            self.listening = false;
         }
     }
 
@@ -78,6 +74,12 @@ impl Muxer {
             }
             Greeting::Port(port) => port,
         };
+        if self.is_full() {
+            // Each client that comes and goes would leave packets for a guest that takes none.
+            self.metrics.refused.inc();
+            self.remove(token);
+            return;
+        }
         let ports = self.free_ports(guest);
         let Some(connection) = self.connections.get_mut(&token) else {
             return;

@@ -1,4 +1,7 @@
 //! One connection: a stream on the host, two ports, and the credit of both sides.
+//!
+//! Neither side can make the device buffer without bound: the guest may send as much as the device has
+//! announced, and the device reads from the client only what the guest has room for.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -12,7 +15,7 @@ use super::greeting::Greeter;
 use super::packet::{Header, SHUT_BOTH, SHUT_RECEIVE, SHUT_SEND};
 use crate::{Ready, Registrar};
 
-/// What the guest may send before the client has taken it.
+/// Bytes that the guest may send before the client has taken them.
 pub(super) const BUF_ALLOC: u32 = 128 * 1024;
 
 /// The two ports of a connection.
@@ -29,13 +32,12 @@ pub(super) enum Phase {
     Greeting(Greeter),
     /// The guest has been asked.
     Requested,
-    /// Data flows.
     Open,
     /// The guest is done with it; what it sent is still on its way to the client.
     Draining,
 }
 
-/// What reading from a stream gave.
+/// Result of reading from a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     /// This many bytes.
@@ -46,20 +48,19 @@ pub(super) enum Taken {
     End,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) ports: Ports,
     pub(super) phase: Phase,
     /// None on the ready port, where what is sent goes nowhere.
     stream: Option<UnixStream>,
-    /// What the loop listens to.
+    /// Events that the loop listens to.
     registered: Option<Ready>,
     /// From the guest, not yet taken by the client.
     pending: VecDeque<u8>,
     /// Bytes the client has taken.
     forwarded: u32,
-    /// The last value of `forwarded` that the guest was told.
+    /// The last value of `forwarded` that was sent to the guest.
     told: u32,
     /// Bytes sent to the guest.
     sent: u32,
@@ -67,7 +68,7 @@ pub(super) struct Connection {
     guest_forwarded: u32,
     /// The directions the guest has shut.
     guest_shut: u32,
-    /// The directions we have told the guest are shut.
+    /// The directions that were reported to the guest as shut.
     pub(super) host_shut: u32,
     /// In the list of connections that may have something for the guest.
     pub(super) queued: bool,
@@ -113,7 +114,7 @@ impl Connection {
         (&mut self.phase, self.stream.as_ref())
     }
 
-    /// Notes what the guest says about its buffers.
+    /// Notes the buffer sizes in a header of the guest.
     pub(super) fn learn_credit(&mut self, header: &Header) {
         self.guest_alloc = header.buf_alloc;
         self.guest_forwarded = header.fwd_cnt;
@@ -122,7 +123,7 @@ impl Connection {
         }
     }
 
-    /// What may be sent to the guest now.
+    /// Bytes that may be sent to the guest now.
     pub(super) fn credit(&self) -> usize {
         let in_flight = self.sent.wrapping_sub(self.guest_forwarded);
         self.guest_alloc.saturating_sub(in_flight) as usize
@@ -143,7 +144,7 @@ impl Connection {
         self.owed_credit = false;
     }
 
-    /// Whether the guest should now be told that the client has taken something.
+    /// Whether a credit update is due.
     pub(super) fn owes_credit(&mut self) -> bool {
         let owes = !self.owed_credit && self.forwarded.wrapping_sub(self.told) >= BUF_ALLOC / 2;
         self.owed_credit |= owes;
@@ -291,7 +292,6 @@ impl Connection {
         self.registered = wanted.filter(|_| result.is_ok());
     }
 
-    /// Stops listening.
     pub(super) fn unlisten(&mut self, events: &Registrar) {
         if let (Some(stream), Some(_)) = (&self.stream, self.registered.take()) {
             events.remove(stream);

@@ -1,4 +1,7 @@
-//! The socket device.
+//! The socket device: life cycle and saved state.
+//!
+//! A snapshot holds the ports of connections, not the connections: after a restore the guest is sent a reset
+//! for each.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,7 +10,7 @@ use std::sync::Arc;
 
 use super::connection::Ports;
 use super::event_handler::{RX, TX};
-use super::muxer::{FIRST_HOST_PORT, MAX_CONNECTIONS, Muxer};
+use super::muxer::{FIRST_HOST_PORT, MAX_BELIEVED, Muxer, Tokens};
 use super::{VsockMetrics, VsockState};
 use crate::metrics::Counters;
 use crate::virtio::{
@@ -17,11 +20,13 @@ use crate::virtio::{
 use crate::{DeviceEvents, Ready};
 
 const TYPE: u32 = 19;
-const LISTENER: u32 = FIRST_DEVICE_TOKEN;
+const TOKENS: Tokens = Tokens {
+    listener: FIRST_DEVICE_TOKEN,
+    retry: FIRST_DEVICE_TOKEN + 1,
+    first_stream: FIRST_DEVICE_TOKEN + 2,
+};
 /// The first context id that a guest can have.
 const FIRST_GUEST_CID: u64 = 3;
-/// Saved state lists each connection once, and once more for packets that were on their way.
-const MAX_BELIEVED: usize = 4 * MAX_CONNECTIONS;
 
 /// The socket device.
 pub struct Vsock {
@@ -50,10 +55,10 @@ impl Vsock {
         let muxer = Muxer::new(
             u64::from(cid),
             listener,
-            LISTENER,
+            TOKENS,
             events,
             Arc::clone(&metrics),
-        );
+        )?;
         Ok(Self {
             active: None,
             muxer,
@@ -110,8 +115,10 @@ impl VirtioDevice for Vsock {
     }
 
     fn on_event(&mut self, token: u32, ready: Ready) -> Result<(), DeviceError> {
-        if token == LISTENER {
+        if token == TOKENS.listener {
             self.muxer.on_listener();
+        } else if token == TOKENS.retry {
+            self.muxer.on_retry();
         } else {
             self.muxer.on_stream(token, ready);
         }

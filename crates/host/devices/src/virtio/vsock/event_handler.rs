@@ -1,4 +1,4 @@
-//! The socket device's part on the device thread.
+//! The socket device's work on the device thread: packets from the guest, and packets to it.
 
 use super::Vsock;
 use super::packet::{HEADER_LEN, Header, MAX_DATA};

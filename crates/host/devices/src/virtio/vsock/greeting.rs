@@ -1,4 +1,4 @@
-//! What a client on the host says before it has a stream: `CONNECT <port>\n`.
+//! The greeting of a client on the host: `CONNECT <port>\n`, answered with `OK <port>\n`.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -8,14 +8,14 @@ use rustix::net::RecvFlags;
 /// The longest greeting: the word, a space, ten digits and the end of the line.
 const MAX_GREETING: usize = 32;
 
-/// What came of reading a greeting.
+/// Result of reading a greeting.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Greeting {
     /// The client wants this port.
     Port(u32),
     /// Not all of it is there yet.
     Incomplete,
-    /// It is not one, or the client is gone.
+    /// The greeting is invalid, or the client has closed its end.
     Bad,
 }
 

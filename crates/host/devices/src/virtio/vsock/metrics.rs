@@ -3,7 +3,7 @@
 use crate::metrics::counters;
 
 counters! {
-    /// What went through the socket device.
+    /// Counters of the socket device.
     pub struct VsockMetrics {
         /// Packets from the guest.
         packets_from_guest,
@@ -20,7 +20,7 @@ counters! {
         /// Connections open now.
         open,
         /// Connections ended by a reset, in either direction.
-        resets,
+        connection_resets,
         /// Clients that did not ask properly.
         bad_clients,
         /// Packets that belong nowhere.

@@ -1,10 +1,14 @@
-//! All connections of a guest, and the packets they owe it.
+//! All connections of a guest, and the packets that wait for it.
+//!
+//! [`Muxer`] routes packets by port pair and serves connections in turn. Bounds: [`MAX_CONNECTIONS`]
+//! connections, `MAX_CONTROL` waiting packets without data, and a rate for connections that the guest opens.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkd_vmm_proto::READY_PORT;
 
@@ -13,12 +17,17 @@ use super::connection::{Connection, Phase, Ports, Taken};
 use super::greeting;
 use super::packet::{HOST_CID, Header, Op, SHUT_BOTH, SHUT_SEND, TYPE_STREAM};
 use crate::rate::Budget;
-use crate::{DeviceEvents, Ready, Registrar};
+use crate::{DeviceEvents, Ready, Registrar, TimerFd};
 
 /// The most connections at once.
 pub(super) const MAX_CONNECTIONS: usize = 512;
-/// The most packets without data that wait for the guest; with more, the guest's own packets wait too.
+/// The most packets without data that wait for the guest. With more, the guest's own packets wait, and new
+/// clients of the host are refused.
 const MAX_CONTROL: usize = 1024;
+/// The most connections in saved state.
+pub(super) const MAX_BELIEVED: usize = 4 * MAX_CONNECTIONS;
+/// How long the listener rests after an accept failed, for want of descriptors or memory.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Ports for connections from the host begin here.
 pub(super) const FIRST_HOST_PORT: u32 = 1 << 30;
 /// Connections a second that a guest may open, and how many at once.
@@ -32,12 +41,23 @@ struct Control {
     flags: u32,
 }
 
-/// The connections.
+/// The event tokens of the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tokens {
+    pub(super) listener: u32,
+    pub(super) retry: u32,
+    /// Connections have this one and those above it.
+    pub(super) first_stream: u32,
+}
+
 pub(super) struct Muxer {
     pub(super) cid: u64,
     pub(super) listener: UnixListener,
     pub(super) listening: bool,
-    listener_token: u32,
+    /// Fires when a listener that rests is to be tried again. Made in advance: when accepting fails there
+    /// may be no descriptor left to make it.
+    retry: TimerFd,
+    tokens: Tokens,
     pub(super) connections: BTreeMap<u32, Connection>,
     pub(super) by_ports: BTreeMap<Ports, u32>,
     control: VecDeque<Control>,
@@ -45,7 +65,7 @@ pub(super) struct Muxer {
     ready: VecDeque<u32>,
     next_token: u32,
     pub(super) next_port: u32,
-    /// Connections of another life that the guest still believes in.
+    /// Connections from before a restore, which the guest still believes in.
     pub(super) inherited: Vec<Ports>,
     announced: bool,
     guest_budget: Option<Budget>,
@@ -59,20 +79,21 @@ impl Muxer {
     pub(super) fn new(
         cid: u64,
         listener: UnixListener,
-        listener_token: u32,
+        tokens: Tokens,
         events: Arc<dyn DeviceEvents>,
         metrics: Arc<VsockMetrics>,
-    ) -> Self {
-        Self {
+    ) -> io::Result<Self> {
+        Ok(Self {
             cid,
             listener,
             listening: false,
-            listener_token,
+            retry: TimerFd::new()?,
+            tokens,
             connections: BTreeMap::new(),
             by_ports: BTreeMap::new(),
             control: VecDeque::new(),
             ready: VecDeque::new(),
-            next_token: listener_token + 1,
+            next_token: tokens.first_stream,
             next_port: FIRST_HOST_PORT,
             inherited: Vec::new(),
             announced: false,
@@ -80,12 +101,16 @@ impl Muxer {
             events,
             metrics,
             registrar: None,
-        }
+        })
     }
 
-    /// The driver is up. What the guest believes in from another life is reset before anything else.
+    /// The driver is up. Connections from before a restore are reset first.
     pub(super) fn start(&mut self, registrar: Registrar) -> io::Result<()> {
-        registrar.add(&self.listener, self.listener_token, Ready::IN)?;
+        registrar.add(&self.retry, self.tokens.retry, Ready::IN)?;
+        if let Err(error) = registrar.add(&self.listener, self.tokens.listener, Ready::IN) {
+            registrar.remove(&self.retry);
+            return Err(error);
+        }
         self.listening = true;
         self.registrar = Some(registrar);
         for ports in std::mem::take(&mut self.inherited) {
@@ -94,10 +119,11 @@ impl Muxer {
         Ok(())
     }
 
-    /// The driver is gone, and all connections with it.
+    /// The driver was reset: ends all connections.
     pub(super) fn stop(&mut self) {
         if let Some(registrar) = self.registrar.take() {
             registrar.remove(&self.listener);
+            registrar.remove(&self.retry);
             for connection in self.connections.values_mut() {
                 connection.unlisten(&registrar);
             }
@@ -113,13 +139,17 @@ impl Muxer {
         self.metrics.open.set(0);
     }
 
-    /// All connections the guest may believe in.
-    pub(super) fn believed(&self) -> Vec<Ports> {
-        let mut all: Vec<Ports> = self.by_ports.keys().copied().collect();
-        all.extend(self.control.iter().map(|control| control.ports));
-        all.extend(&self.inherited);
-        all.sort_unstable();
-        all.dedup();
+    /// The connections the guest may believe in, at most `MAX_BELIEVED`. One that is left out is reset
+    /// when the guest next uses it.
+    pub(super) fn believed(&self) -> BTreeSet<Ports> {
+        let mut all: BTreeSet<Ports> = self.by_ports.keys().copied().collect();
+        let waiting = self.control.iter().map(|control| control.ports);
+        for ports in waiting.chain(self.inherited.iter().copied()) {
+            if all.len() == MAX_BELIEVED {
+                break;
+            }
+            all.insert(ports);
+        }
         all
     }
 
@@ -135,7 +165,7 @@ impl Muxer {
 
     pub(super) fn push(&mut self, ports: Ports, op: Op, flags: u32) {
         if op == Op::Reset {
-            self.metrics.resets.inc();
+            self.metrics.connection_resets.inc();
         }
         self.control.push_back(Control { ports, op, flags });
     }
@@ -301,7 +331,7 @@ impl Muxer {
         let open = matches!(connection.phase, Phase::Open);
         let fine = match header.op {
             Op::Reset => {
-                self.metrics.resets.inc();
+                self.metrics.connection_resets.inc();
                 self.remove(token);
                 return;
             }
@@ -391,7 +421,7 @@ impl Muxer {
     pub(super) fn insert(&mut self, connection: Connection) -> u32 {
         loop {
             let token = self.next_token;
-            self.next_token = token.checked_add(1).unwrap_or(self.listener_token + 1);
+            self.next_token = token.checked_add(1).unwrap_or(self.tokens.first_stream);
             if let std::collections::btree_map::Entry::Vacant(entry) = self.connections.entry(token)
             {
                 entry.insert(connection);
@@ -412,11 +442,41 @@ impl Muxer {
         connection.hang_up();
         if let Some(registrar) = &self.registrar {
             connection.unlisten(registrar);
-            if !self.listening {
-                self.listening = registrar
-                    .add(&self.listener, self.listener_token, Ready::IN)
-                    .is_ok();
-            }
+        }
+        self.listen_for_clients();
+    }
+
+    /// Stops taking clients in until a connection ends.
+    pub(super) fn stop_listening(&mut self) {
+        self.metrics.refused.inc();
+        if let Some(registrar) = &self.registrar {
+            registrar.remove(&self.listener);
+            self.listening = false;
+        }
+    }
+
+    /// Stops taking clients in for `ACCEPT_RETRY`.
+    pub(super) fn rest_listener(&mut self) {
+        self.stop_listening();
+        // If the timer cannot be armed, the end of a connection is left to try again.
+        let _ = self.retry.arm(ACCEPT_RETRY);
+    }
+
+    /// The listener has rested.
+    pub(super) fn on_retry(&mut self) {
+        self.retry.take();
+        self.listen_for_clients();
+    }
+
+    fn listen_for_clients(&mut self) {
+        let Some(registrar) = self.registrar.as_ref().filter(|_| !self.listening) else {
+            return;
+        };
+        self.listening = registrar
+            .add(&self.listener, self.tokens.listener, Ready::IN)
+            .is_ok();
+        if !self.listening {
+            let _ = self.retry.arm(ACCEPT_RETRY);
         }
     }
 

@@ -18,7 +18,7 @@ pub(super) const SHUT_SEND: u32 = 2;
 /// Both of them.
 pub(super) const SHUT_BOTH: u32 = SHUT_RECEIVE | SHUT_SEND;
 
-/// What a packet is for.
+/// Operation of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
     Request,

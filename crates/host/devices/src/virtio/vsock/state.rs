@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 /// The socket device, by version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VsockState {
-    /// The first.
     V1 {
         /// The context id the guest knows itself by.
         cid: u64,

@@ -1,4 +1,7 @@
-//! The ACPI tables: which CPUs, devices, interrupts and power registers there are.
+//! The ACPI tables: CPUs, devices, interrupts and power registers.
+//!
+//! The tables describe hardware-reduced ACPI: virtio devices by address and interrupt, a generic event device
+//! for the generation ID and the power button, and the sleep and reset registers.
 
 use acpi_tables::aml::{self, Path};
 use acpi_tables::fadt::{FADTBuilder, Flags};
@@ -22,7 +25,7 @@ const REVISION: u32 = 1;
 /// No VGA, no MSI-X restriction, no CMOS clock; and by leaving it out, no keyboard controller.
 const BOOT_ARCH: u16 = 1 << 2 | 1 << 5;
 
-/// What the tables speak of.
+/// The machine that the tables describe.
 #[derive(Debug, Clone)]
 pub struct AcpiSpec<'a> {
     /// Number of CPUs.
@@ -34,7 +37,7 @@ pub struct AcpiSpec<'a> {
 /// Why the tables cannot be written.
 #[derive(Debug, Error)]
 pub enum AcpiError {
-    /// They are larger than their place.
+    /// The tables are larger than the space for them.
     #[error("the ACPI tables do not fit their place")]
     NoRoom,
     /// Guest memory cannot be written.

@@ -1,26 +1,23 @@
-//! What a kernel is told about memory.
+//! The memory map that a kernel is given at its start.
 
 use forkd_memory::RamLayout;
 
 use super::layout;
 
-/// What a range of addresses is.
+/// Kind of a range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeKind {
     /// Memory that the kernel may use.
     Ram,
-    /// Leave alone.
     Reserved,
 }
 
 /// A range of physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryRange {
-    /// First address.
     pub start: u64,
     /// Bytes.
     pub len: u64,
-    /// What it is.
     pub kind: RangeKind,
 }
 

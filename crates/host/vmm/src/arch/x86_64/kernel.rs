@@ -1,4 +1,7 @@
-//! Loading a kernel and telling it what it needs to know.
+//! Loading a kernel: ELF or bzImage, initramfs, command line and boot structures.
+//!
+//! The kernel starts by PVH if the image has the note, and by the 64-bit Linux protocol otherwise. Kernel and
+//! initramfs come from users, so every offset and length is checked.
 
 use std::fs::File;
 use std::io::Read;
@@ -31,15 +34,9 @@ const E820_RESERVED: u32 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// In 32-bit protected mode, by the PVH protocol.
-    Pvh {
-        /// Where.
-        address: u64,
-    },
+    Pvh { address: u64 },
     /// In 64-bit mode, by the Linux boot protocol.
-    Linux64 {
-        /// Where.
-        address: u64,
-    },
+    Linux64 { address: u64 },
 }
 
 /// Why a kernel cannot be started.
@@ -61,10 +58,7 @@ pub enum KernelError {
     #[error(
         "the kernel command line is longer than {limit} bytes or has a character that is not printable ASCII"
     )]
-    Cmdline {
-        /// The limit.
-        limit: usize,
-    },
+    Cmdline { limit: usize },
     /// The initial RAM disk cannot be read.
     #[error("cannot read the initial RAM disk")]
     Initramfs(#[source] vm_memory::GuestMemoryError),
@@ -73,22 +67,18 @@ pub enum KernelError {
     InitramfsSize(#[source] std::io::Error),
     /// Kernel and initial RAM disk are too large for memory.
     #[error("an initial RAM disk of {size} bytes does not fit beside the kernel")]
-    NoRoom {
-        /// Its size.
-        size: u64,
-    },
+    NoRoom { size: u64 },
     /// Guest memory cannot be written.
     #[error("cannot write the start information")]
     Write(#[source] vm_memory::GuestMemoryError),
 }
 
-/// What to load.
+/// The files and the command line of a boot.
 pub struct KernelFiles {
     /// ELF or bzImage.
     pub kernel: File,
     /// Initial RAM disk.
     pub initramfs: Option<File>,
-    /// Command line.
     pub cmdline: String,
 }
 
@@ -98,7 +88,7 @@ struct Initramfs {
     size: u64,
 }
 
-/// Loads all of it and says where to start.
+/// Loads kernel, initramfs and command line, and returns the entry point.
 pub fn load(
     memory: &GuestMemory,
     ram: RamLayout,
@@ -187,7 +177,7 @@ fn read_up_to(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize>
     Ok(got)
 }
 
-/// Puts the initial RAM disk at the top of low RAM, above all the kernel says it needs.
+/// Puts the initramfs at the top of low RAM, above the memory that the kernel needs.
 fn load_initramfs(
     memory: &GuestMemory,
     ram: RamLayout,
@@ -308,9 +298,9 @@ mod tests {
     use std::io::Write;
 
     use forkd_memory::GuestRam;
+    use forkd_vmm_driver::tiny;
 
     use super::*;
-    use crate::tiny;
 
     fn ram() -> GuestRam {
         let ram = GuestRam::reserve(RamLayout::new(64).unwrap()).unwrap();

@@ -12,7 +12,6 @@ use forkd_vmm_proto::DeviceSlot;
 
 /// Page tables for a 64-bit start: one page each of three levels.
 pub const PAGE_TABLES: u64 = 0x1000;
-/// Segment descriptors.
 pub const GDT: u64 = 0x500;
 /// PVH start information, then the module list.
 pub const PVH_INFO: u64 = 0x6000;
@@ -57,7 +56,7 @@ pub const VIRTIO_GSI: u32 = 16;
 pub const PVPANIC_PORT: u16 = 0x505;
 /// The first port of the power registers: sleep control, sleep status, reset.
 pub const POWER_PORT: u16 = 0x600;
-/// What written to the reset register resets.
+/// The value that resets the machine when written to the reset register.
 pub const RESET_VALUE: u8 = 1;
 /// The sleep type of "off".
 pub const SLEEP_TYPE_OFF: u8 = 5;

@@ -1,4 +1,4 @@
-//! The registers a CPU starts with.
+//! The registers that a CPU starts with: flat segments, and page tables for a 64-bit start.
 
 use forkd_memory::GuestMemory;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};

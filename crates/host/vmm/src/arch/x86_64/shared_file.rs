@@ -1,4 +1,7 @@
-//! Reading a file that others read at the same time.
+//! Reading a file at offsets, independent of its shared file position.
+//!
+//! Several VMMs may be given the same open file. The loader crate wants `Read` and `Seek`, so the position is
+//! kept here.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -237,3 +237,90 @@ fn state_of_a_disk_with_another_size_is_refused() {
     let block = Block::new(other, "", RateLimit::default()).unwrap();
     assert!(rig.restore_into(Box::new(block)).is_err());
 }
+
+/// Asks the loop to pause with the first discard.
+struct PauseAtFirst {
+    disk: Box<dyn Disk>,
+    handle: Option<crate::LoopHandle>,
+    discards: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Disk for PauseAtFirst {
+    fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.disk.read(offset, data)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.disk.write(offset, data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.disk.flush()
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        if let Some(handle) = self.handle.take() {
+            handle.ask_pause()?;
+        }
+        self.discards
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.disk.discard(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.disk.write_zeroes(offset, len)
+    }
+
+    fn push_layer(&mut self, layer: File) -> Result<(), DiskError> {
+        self.disk.push_layer(layer)
+    }
+
+    fn stats(&self) -> disk::DiskStats {
+        self.disk.stats()
+    }
+}
+
+#[test]
+fn a_pause_does_not_wait_for_all_ranges_of_a_discard() {
+    let discards = Arc::default();
+    let mut rig = Rig::new(DeviceSlot::Disk(0));
+    let handle = rig.event_loop.handle();
+    let disk = PauseAtFirst {
+        disk: raw(false),
+        handle: Some(handle.clone()),
+        discards: Arc::clone(&discards),
+    };
+    let block = Block::new(Box::new(disk), "", RateLimit::default()).unwrap();
+    rig.start(Box::new(block));
+    let ranges: Vec<u8> = (0..32).flat_map(|n| range(n * 8, 8, 0)).collect();
+    let (_, addrs) = rig.add(0, &[&header(11, 0), &ranges], &[1]);
+    let done = || discards.load(std::sync::atomic::Ordering::Relaxed);
+    rig.kick(0);
+    assert_eq!((done(), rig.used(0)), (1, None));
+    handle.resume().unwrap();
+    rig.settle();
+    assert!(rig.used(0).is_some());
+    assert_eq!((done(), rig.read(addrs[0], 1)[0]), (33, OK));
+}
+
+#[test]
+fn discards_count_for_the_rate_limit() {
+    let rate = RateLimit {
+        bytes_per_second: 1,
+        burst_bytes: 32 << 10,
+        ..RateLimit::default()
+    };
+    let mut rig = rig_with(raw(false), rate);
+    assert_eq!(request(&mut rig, 11, 0, &range(0, 8, 0), 0).0, OK);
+    rig.add(0, &[&header(4, 0)], &[1]);
+    rig.kick(0);
+    assert_eq!(rig.used(0), None, "the discard has used up the burst");
+}

@@ -19,7 +19,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
 fn rig_with(mask: u64, rate: RateLimit) -> (Rig, OwnedFd) {
     let (ours, theirs) = pair();
     let mut rig = Rig::new(DeviceSlot::Net);
-    let net = Net::new(ours, NetBackend::Socket, MAC, rate).unwrap();
+    let net = Net::new(MAC, Some((ours, NetBackend::Socket)), rate).unwrap();
     rig.start_with(Box::new(net), mask);
     assert_eq!(rig.status(), 15);
     (rig, theirs)
@@ -33,15 +33,18 @@ fn frame(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|n| (n as u8).wrapping_mul(7) ^ seed).collect()
 }
 
+/// Sends a frame after an empty header.
 fn send(fd: &OwnedFd, frame: &[u8]) {
-    rustix::net::send(fd, frame, SendFlags::empty()).unwrap();
+    let packet = [&[0; 12], frame].concat();
+    rustix::net::send(fd, &packet, SendFlags::empty()).unwrap();
 }
 
+/// Receives a frame and drops its header.
 fn receive(fd: &OwnedFd) -> Option<Vec<u8>> {
     let mut buffer = vec![0; 70_000];
     let (count, _) = rustix::net::recv(fd, &mut buffer, RecvFlags::empty()).ok()?;
     buffer.truncate(count);
-    Some(buffer)
+    Some(buffer.split_off(12))
 }
 
 #[test]
@@ -52,18 +55,20 @@ fn the_address_is_shown() {
 }
 
 #[test]
-fn a_frame_from_the_guest_leaves_without_its_header() {
+fn a_frame_from_the_guest_leaves_with_its_header() {
     let (mut rig, peer) = rig();
-    let data = frame(1514, 1);
-    rig.add(1, &[&[0; 12], &data], &[]);
+    let (header, data) = (frame(12, 9), frame(1514, 1));
+    rig.add(1, &[&header, &data], &[]);
     rig.kick(1);
     assert_eq!(rig.used(1).map(|(_, len)| len), Some(0));
-    assert_eq!(receive(&peer).unwrap(), data);
+    let mut packet = vec![0; 2000];
+    let (count, _) = rustix::net::recv(&peer, &mut packet, RecvFlags::empty()).unwrap();
+    assert_eq!(packet[..count], [header, data].concat());
     assert_eq!(rig.counter("tx_bytes"), 1514);
 }
 
 #[test]
-fn a_frame_for_the_guest_arrives_with_a_header() {
+fn a_frame_for_the_guest_arrives_with_its_header() {
     let (mut rig, peer) = rig();
     let (_, rooms) = rig.add(0, &[], &[2048]);
     rig.kick(0);
@@ -228,10 +233,108 @@ fn a_restored_device_goes_on_with_its_new_back_end() {
     rig.add(0, &[], &[2048]);
     rig.add(1, &[&[0; 12], &frame(64, 9)], &[]);
     let (ours, peer) = pair();
-    let net = Net::new(ours, NetBackend::Socket, MAC, RateLimit::default()).unwrap();
+    let other = [2, 0, 0, 0, 0, 99];
+    let backend = Some((ours, NetBackend::Socket));
+    let net = Net::new(other, backend, RateLimit::default()).unwrap();
     let mut child = rig.restore_into(Box::new(net)).unwrap();
     send(&peer, &frame(77, 1));
     child.settle();
     assert_eq!(receive(&peer).unwrap(), frame(64, 9));
     assert_eq!(child.used(0).map(|(_, len)| len), Some(89));
+    // The driver has read the address already, so it stays that of the state.
+    assert_eq!(child.get(0x100).to_le_bytes(), MAC[..4]);
+    assert_eq!(child.get(0x104).to_le_bytes(), [MAC[4], MAC[5], 0, 0]);
+}
+
+fn set_backend(rig: &Rig, backend: Option<(OwnedFd, NetBackend)>) {
+    let set = rig.transport.with(|net: &mut Net| net.set_backend(backend));
+    set.unwrap().unwrap();
+}
+
+#[test]
+fn every_back_end_offers_the_guest_the_same() {
+    let features = |backend| {
+        Net::new(MAC, backend, RateLimit::default())
+            .unwrap()
+            .features()
+    };
+    let (ours, _peer) = pair();
+    let (tap, _other) = pair();
+    let without = features(None);
+    assert_eq!(features(Some((ours, NetBackend::Socket))), without);
+    assert_eq!(features(Some((tap, NetBackend::Tap))), without);
+}
+
+#[test]
+fn without_a_back_end_frames_of_the_guest_are_dropped() {
+    let mut rig = Rig::new(DeviceSlot::Net);
+    let net = Net::new(MAC, None, RateLimit::default()).unwrap();
+    rig.start_with(Box::new(net), u64::MAX);
+    rig.add(0, &[], &[2048]);
+    rig.add(1, &[&[0; 12], &frame(100, 1)], &[]);
+    rig.kick(0);
+    rig.kick(1);
+    assert!(rig.used(1).is_some() && rig.used(0).is_none());
+    assert_eq!(rig.counter("tx_dropped"), 1);
+    assert!(!rig.needs_reset());
+    assert_eq!(rig.event_loop.poll_once().unwrap(), 0);
+}
+
+#[test]
+fn the_back_end_of_a_running_device_can_be_exchanged() {
+    let (mut rig, old) = rig();
+    // A frame of the old network that the guest has no room for.
+    send(&old, &frame(100, 3));
+    rig.settle();
+    let (ours, peer) = pair();
+    set_backend(&rig, Some((ours, NetBackend::Socket)));
+    assert_eq!(rustix::io::read(&old, &mut [0; 8]), Ok(0));
+    rig.add(1, &[&[0; 12], &frame(60, 4)], &[]);
+    rig.kick(1);
+    assert_eq!(receive(&peer).unwrap(), frame(60, 4));
+    rig.add(0, &[], &[2048]);
+    rig.kick(0);
+    send(&peer, &frame(77, 5));
+    rig.settle();
+    assert_eq!(rig.used(0).map(|(_, len)| len), Some(89));
+    set_backend(&rig, None);
+    rig.add(1, &[&[0; 12], &frame(60, 4)], &[]);
+    rig.kick(1);
+    assert_eq!(rig.counter("tx_dropped"), 1);
+    assert_eq!(rustix::io::read(&peer, &mut [0; 8]), Ok(0));
+}
+
+#[test]
+fn frames_that_waited_for_a_full_back_end_go_to_the_next() {
+    let (mut rig, _full) = rig();
+    let data = frame(9000, 8);
+    let mut waiting = false;
+    while !waiting {
+        rig.add(1, &[&[0; 12], &data], &[]);
+        rig.kick(1);
+        waiting = rig.used(1).is_none();
+    }
+    let (ours, peer) = pair();
+    set_backend(&rig, Some((ours, NetBackend::Socket)));
+    rig.settle();
+    assert!(rig.used(1).is_some());
+    assert_eq!(receive(&peer).unwrap(), data);
+}
+
+#[test]
+fn a_state_with_a_group_address_is_refused() {
+    let mut net = Net::new(MAC, None, RateLimit::default()).unwrap();
+    let DeviceState::Net(NetState::V1 {
+        rx_rate, tx_rate, ..
+    }) = net.save()
+    else {
+        panic!("the state of another device");
+    };
+    let mac = [0xff; 6];
+    let state = DeviceState::Net(NetState::V1 {
+        mac,
+        rx_rate,
+        tx_rate,
+    });
+    assert!(net.restore(state).is_err());
 }

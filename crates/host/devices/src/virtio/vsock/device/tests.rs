@@ -1,6 +1,7 @@
 use super::*;
 use crate::testing::{QUEUE_SIZE, Rig};
 use crate::virtio::vsock::connection::BUF_ALLOC;
+use crate::virtio::vsock::muxer::MAX_CONNECTIONS;
 use crate::virtio::vsock::packet::{
     HEADER_LEN, HOST_CID, Header, Op, SHUT_BOTH, SHUT_RECEIVE, SHUT_SEND, TYPE_STREAM,
 };
@@ -8,6 +9,7 @@ use forkd_vmm_proto::{DeviceSlot, READY_PORT};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 const CID: u32 = 5;
 const ROOM: usize = 4096;
@@ -456,4 +458,47 @@ fn silent_clients_make_room_for_others() {
     }
     let (_client, _) = guest.connected(5);
     assert!(guest.rig.counter("bad_clients") >= 20);
+}
+
+#[test]
+fn an_accept_that_fails_is_tried_again() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("v.sock");
+    // A socket that does not listen yet: accepting fails with something else than "nobody is there".
+    let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let mut rig = Rig::new(DeviceSlot::Vsock);
+    let theirs = listener.try_clone().unwrap();
+    let device = Vsock::new(CID, theirs, rig.events.clone()).unwrap();
+    rig.start(Box::new(device));
+    while rig.counter("refused") == 0 {
+        rig.settle();
+    }
+    listen(&listener, 8).unwrap();
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"CONNECT 52\n").unwrap();
+    let limit = Instant::now() + Duration::from_secs(60);
+    while rig.counter("host_connections") == 0 {
+        assert!(Instant::now() < limit, "the listener was given up");
+        rig.settle();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn clients_that_come_and_go_leave_state_that_can_be_restored() {
+    let guest = Guest::new();
+    // The guest takes nothing.
+    for _ in 0..3000 {
+        let mut client = UnixStream::connect(&guest.path).unwrap();
+        client.write_all(b"CONNECT 52\n").unwrap();
+        guest.rig.settle();
+        drop(client);
+        guest.rig.settle();
+    }
+    assert!(guest.rig.counter("refused") > 0);
+    let path = guest.path.with_extension("child");
+    let child = device(&path, &guest.rig);
+    guest.rig.restore_into(child).unwrap();
 }

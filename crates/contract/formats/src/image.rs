@@ -1,0 +1,233 @@
+//! `image.json`: what an image is and what it is made of.
+
+use std::collections::BTreeMap;
+
+use forkd_types::{Digest, MiB};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Version of the record.
+pub const SCHEMA: u32 = 1;
+/// Name of the record, in the folder of the image.
+pub const RECORD: &str = "image.json";
+/// Name of the root disk, in the folder of the image.
+pub const DISK: &str = "root.ext4";
+/// The largest record that is read.
+pub const MAX_BYTES: u64 = 16 << 20;
+
+/// Why bytes are not a record of an image.
+#[derive(Debug, Error)]
+pub enum ImageRecordError {
+    #[error("the image record does not parse")]
+    Parse(#[source] serde_json::Error),
+    #[error("the image record has version {found}, this program knows {SCHEMA}")]
+    Version { found: u32 },
+}
+
+/// An image, as `forkd-image` describes it and the daemon uses it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageRecord {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    pub name: String,
+    /// A sentence for people.
+    pub description: String,
+    /// Digest of the recipe that the image was made from.
+    pub recipe: Digest,
+    /// Where the files came from.
+    pub source: ImageSource,
+    /// The root disk beside the record.
+    pub disk: FileDigest,
+    /// UUID of the file system on the root disk.
+    pub uuid: String,
+    /// Guest memory, unless a request asks for another size.
+    pub memory_mib: MiB,
+    /// Number of vCPUs, unless a request asks for another number.
+    pub vcpus: u8,
+    /// Environment of every process in the guest.
+    pub env: BTreeMap<String, String>,
+    /// Preparation of the parent before it is frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warmup: Option<Warmup>,
+    /// Release of the kernel whose modules are in the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
+    /// Every package in the image.
+    pub packages: Vec<PackageRecord>,
+}
+
+/// The size and digest of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileDigest {
+    /// Length in bytes.
+    pub size: u64,
+    /// BLAKE3 digest of the content.
+    pub digest: Digest,
+}
+
+/// A package in a root file system.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PackageRecord {
+    pub name: String,
+    pub version: String,
+}
+
+/// Where the files of a root came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ImageSource {
+    /// Packages of Debian.
+    Debian {
+        /// The release.
+        suite: String,
+        /// The packages that were there before those of the recipe.
+        variant: Variant,
+    },
+}
+
+/// How much of Debian is there before the recipe's packages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// The essential packages only.
+    Essential,
+    /// The essential packages and apt.
+    Apt,
+    /// The required packages and apt.
+    #[default]
+    Minbase,
+}
+
+impl Variant {
+    /// The name mmdebstrap knows it by.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Essential => "essential",
+            Self::Apt => "apt",
+            Self::Minbase => "minbase",
+        }
+    }
+}
+
+/// An interpreter that is started and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interpreter {
+    Python,
+    Node,
+}
+
+impl Interpreter {
+    /// The name by which the guest agent knows the language.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Node => "node",
+        }
+    }
+}
+
+/// Preparation of a parent before it is frozen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Warmup {
+    /// The interpreter that is started and kept.
+    pub interpreter: Interpreter,
+    /// Modules to import, each as `module` or `module as name`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub imports: Vec<String>,
+    /// Code to run after the imports.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
+}
+
+impl ImageRecord {
+    /// Parses a record. Another version is refused before anything else of it is looked at.
+    pub fn parse(text: &[u8]) -> Result<Self, ImageRecordError> {
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let version: Version = serde_json::from_slice(text).map_err(ImageRecordError::Parse)?;
+        if version.schema != SCHEMA {
+            return Err(ImageRecordError::Version {
+                found: version.schema,
+            });
+        }
+        serde_json::from_slice(text).map_err(ImageRecordError::Parse)
+    }
+
+    /// The record as text.
+    pub fn to_json(&self) -> String {
+        format!("{:#}\n", serde_json::json!(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> ImageRecord {
+        ImageRecord {
+            schema: SCHEMA,
+            name: "python".into(),
+            description: "Python".into(),
+            recipe: Digest([1; 32]),
+            source: ImageSource::Debian {
+                suite: "trixie".into(),
+                variant: Variant::Minbase,
+            },
+            disk: FileDigest {
+                size: 1,
+                digest: Digest([2; 32]),
+            },
+            uuid: String::new(),
+            memory_mib: MiB(512),
+            vcpus: 1,
+            env: BTreeMap::from([("A".into(), "b".into())]),
+            warmup: Some(Warmup {
+                interpreter: Interpreter::Python,
+                imports: vec!["numpy".into()],
+                code: String::new(),
+            }),
+            kernel: None,
+            packages: vec![PackageRecord {
+                name: "python3".into(),
+                version: "3.13".into(),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_record_survives_its_text() {
+        let record = example();
+        let read = ImageRecord::parse(record.to_json().as_bytes()).unwrap();
+        assert_eq!(read, record);
+    }
+
+    #[test]
+    fn other_versions_and_unknown_fields_are_refused() {
+        let text = example().to_json();
+        let newer = text.replace("\"schema\": 1", "\"schema\": 7");
+        assert!(matches!(
+            ImageRecord::parse(newer.as_bytes()),
+            Err(ImageRecordError::Version { found: 7 })
+        ));
+        let unknown = text.replace("\"schema\": 1", "\"schema\": 1, \"extra\": 1");
+        assert!(matches!(
+            ImageRecord::parse(unknown.as_bytes()),
+            Err(ImageRecordError::Parse(_))
+        ));
+    }
+
+    #[test]
+    fn an_interpreter_has_one_name() {
+        for one in [Interpreter::Python, Interpreter::Node] {
+            let written = serde_json::to_value(one).unwrap();
+            assert_eq!(written, serde_json::json!(one.name()));
+        }
+    }
+}

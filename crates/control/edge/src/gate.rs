@@ -1,0 +1,302 @@
+//! The gate that every request passes: id, token, origin, role, limits, span, audit line.
+//!
+//! ```text
+//! request ─▶ who (token, Unix peer) ─▶ origin ─▶ rate ─▶ role ─▶ content type ─▶ slot ─▶ handler
+//!               │ 401                    │ 403     │ 429    │ 403     │ 415          │ 429
+//! ```
+//!
+//! `/healthz` needs no token and takes no slot. A slot is held until the last byte of the response, so streams count, and a
+//! WebSocket takes its slot along ([`crate::extract::Held`]). Requests that wait for a guest have a pool of their own with a
+//! share for each sandbox: a guest that never answers does not keep others from being used, nor itself from being deleted.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use forkd_api::{ErrorCode, Role, routes};
+use tracing::Instrument;
+
+use crate::audit::{self, Audit, Line};
+use crate::auth::{Actor, Auth, Denied};
+use crate::config::EdgeConfig;
+use crate::errors::{Failure, REQUEST_ID};
+use crate::extract::Held;
+use crate::listen::{ConnectionSlot, Peer};
+use crate::origin::{self, Hosts};
+use crate::rate::{Full, Rates, Slots};
+use crate::stream::holding;
+use crate::{metrics, telemetry};
+use forkd_sandboxes::clock;
+
+const ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// The longest id that is taken over from the client.
+const MAX_ID: usize = 64;
+/// Requests in flight to the guest of one sandbox.
+const PER_SANDBOX: usize = 256;
+/// Guest requests in flight for each other request in flight: they wait for guests most of the time.
+const GUEST_FACTOR: usize = 4;
+
+/// Routes whose answer waits for a guest.
+const GUEST_ROUTES: &[&str] = &[
+    routes::PING,
+    routes::EXEC,
+    routes::EXEC_STREAM,
+    routes::EVAL,
+    routes::FILES,
+    routes::FILES_LIST,
+    routes::FILES_MKDIR,
+    routes::FILES_WATCH,
+    routes::TERMINAL,
+    routes::PROCESSES,
+    routes::PROCESS_SIGNAL,
+    routes::PROCESS_OUTPUT,
+];
+/// Routes for administrators.
+const ADMIN_ROUTES: &[&str] = &[routes::TOKENS, routes::TOKEN, routes::STORE_FSCK];
+
+/// Limits on requests in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// All requests.
+    pub total: usize,
+    /// Requests of one owner.
+    pub per_owner: usize,
+    /// Requests that each owner may make in a second; 0 is no limit.
+    pub per_second: u32,
+}
+
+/// State of the gate.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    /// Known tokens.
+    pub auth: Arc<Auth>,
+    /// The audit log.
+    pub audit: Arc<Audit>,
+    hosts: Arc<Hosts>,
+    rates: Arc<Rates>,
+    /// Requests that the daemon answers itself.
+    slots: Arc<Slots>,
+    /// The same for local administrators, so that they get in when all other slots are taken.
+    reserve: Arc<Slots>,
+    /// Requests that wait for a guest, by owner.
+    guest_slots: Arc<Slots>,
+    /// Requests that wait for a guest, by sandbox.
+    sandbox_slots: Arc<Slots>,
+}
+
+impl Gate {
+    /// Reads the tokens and opens the audit log.
+    pub fn open(config: &EdgeConfig) -> anyhow::Result<Self> {
+        let auth = Arc::new(Auth::load(config.token_file.as_deref())?);
+        let audit = Audit::open(config.audit_log.as_deref(), config.audit_limits)?;
+        let hosts = Hosts::new(&config.allowed_hosts);
+        Ok(Self::new(auth, Arc::new(audit), hosts, config.requests))
+    }
+
+    /// Puts the gate before every route of a plane.
+    pub fn guard(&self, plane: Router) -> Router {
+        plane.layer(middleware::from_fn_with_state(self.clone(), pass))
+    }
+
+    /// A gate without requests in flight.
+    fn new(auth: Arc<Auth>, audit: Arc<Audit>, hosts: Hosts, limits: RequestLimits) -> Self {
+        let (total, share) = (limits.total, limits.per_owner);
+        Self {
+            auth,
+            audit,
+            hosts: Arc::new(hosts),
+            rates: Arc::new(Rates::new(limits.per_second)),
+            slots: Slots::new(total, share),
+            reserve: Slots::new(total, total),
+            guest_slots: Slots::new(
+                total.saturating_mul(GUEST_FACTOR),
+                share.saturating_mul(GUEST_FACTOR),
+            ),
+            sandbox_slots: Slots::new(usize::MAX, PER_SANDBOX),
+        }
+    }
+
+    /// Who makes the request.
+    fn identify(&self, request: &Request, peer: &Peer) -> Result<Actor, Failure> {
+        if let Some(user) = &peer.trusted {
+            // Root and the daemon's user can read its files anyway.
+            return Ok(Actor::admin(user));
+        }
+        let header = request
+            .headers()
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
+        let actor = self.auth.check(header).map_err(|denied| {
+            let (code, message) = match denied {
+                Denied::Missing => (ErrorCode::MissingToken, "missing bearer token"),
+                Denied::Invalid => (ErrorCode::InvalidToken, "invalid bearer token"),
+            };
+            Failure::new(code, message)
+                .with_hint("send the header Authorization: Bearer <token> (FORKD_TOKEN)")
+        })?;
+        if peer.address.is_some() && !self.auth.is_required() {
+            self.hosts.check(request.uri(), request.headers())?;
+        }
+        Ok(actor)
+    }
+
+    /// Whether an identified request is let in.
+    fn admit(&self, request: &Request, actor: &Actor) -> Result<(), Failure> {
+        if !self.rates.take(&actor.owner) {
+            return Err(Failure::new(
+                ErrorCode::RateLimited,
+                format!("{} makes too many requests", actor.owner),
+            )
+            .with_hint("slow down, or start the daemon with a higher --requests-per-second"));
+        }
+        let needed = needed_role(request.method(), matched(request));
+        if actor.role < needed {
+            return Err(Failure::new(
+                ErrorCode::Forbidden,
+                format!("the token has the role {}, this needs {needed}", actor.role),
+            )
+            .with_hint("an administrator makes tokens: forkd token create"));
+        }
+        origin::check_content(request)
+    }
+
+    /// Takes the slots of a request.
+    fn slot(&self, request: &Request, actor: &Actor, peer: &Peer) -> Result<Held, Failure> {
+        let taken = if peer.trusted.is_some() {
+            self.reserve.take(&actor.owner).map(|slot| vec![slot])
+        } else if matched(request).is_some_and(|route| GUEST_ROUTES.contains(&route)) {
+            self.guest_slots.take(&actor.owner).and_then(|slot| {
+                let sandbox = request.uri().path().split('/').nth(3).unwrap_or_default();
+                Ok(vec![slot, self.sandbox_slots.take(sandbox)?])
+            })
+        } else {
+            self.slots.take(&actor.owner).map(|slot| vec![slot])
+        };
+        let slots = taken.map_err(|full| {
+            let message = match full {
+                Full::All => "too many requests are under way".to_owned(),
+                Full::Share => format!(
+                    "too many requests of {} or to one sandbox are under way",
+                    actor.owner
+                ),
+            };
+            Failure::new(ErrorCode::RateLimited, message).with_hint("try again in a moment")
+        })?;
+        let connection = request.extensions().get::<ConnectionSlot>().cloned();
+        Ok(Held::new(slots, connection))
+    }
+}
+
+fn matched(request: &Request) -> Option<&str> {
+    request
+        .extensions()
+        .get::<MatchedPath>()
+        .map(MatchedPath::as_str)
+}
+
+/// The least role for a route.
+pub fn needed_role(method: &Method, route: Option<&str>) -> Role {
+    match route {
+        Some(route) if ADMIN_ROUTES.contains(&route) => Role::Admin,
+        // A GET by its method, and a shell by what it does.
+        Some(routes::TERMINAL) => Role::Use,
+        _ if matches!(*method, Method::GET | Method::HEAD) => Role::Read,
+        _ => Role::Use,
+    }
+}
+
+fn is_health(request: &Request) -> bool {
+    matches!(request.uri().path(), "/healthz" | "/healthz/")
+}
+
+/// Lets a request through or refuses it, and logs the outcome.
+async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = request_id(&request);
+    let span = telemetry::request_span(&request, &id);
+    let method = request.method().clone();
+    let mut line = Line {
+        ts: audit::now_text(),
+        actor: "-".to_owned(),
+        method: method.to_string(),
+        path: request.uri().path().to_owned(),
+        ua: text(&request, &header::USER_AGENT, 200),
+        request_id: id.clone(),
+        ..Line::default()
+    };
+    let peer = request.extensions().get::<Peer>().cloned();
+    let peer = peer.unwrap_or_default();
+    line.remote.clone_from(&peer.remote);
+    let health = is_health(&request);
+    let held = match gate.identify(&request, &peer) {
+        Ok(actor) => {
+            line.actor.clone_from(&actor.name);
+            request.extensions_mut().insert(actor.clone());
+            if health {
+                Ok(Held::default())
+            } else {
+                let admitted = gate.admit(&request, &actor);
+                admitted.and_then(|()| gate.slot(&request, &actor, &peer))
+            }
+        }
+        Err(_) if health => Ok(Held::default()),
+        Err(failure) => Err(failure),
+    };
+    let is_refused = held.is_err();
+    let serve = async {
+        match held {
+            Ok(held) => {
+                request.extensions_mut().insert(held.clone());
+                holding(next.run(request).await, held)
+            }
+            Err(failure) => failure.into_response(),
+        }
+    };
+    let mut response = REQUEST_ID
+        .scope(id.clone(), serve)
+        .instrument(span.clone())
+        .await;
+    telemetry::answered(&span, response.status());
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(ID_HEADER, value);
+    }
+    let latency = started.elapsed();
+    metrics::request_served(&method, latency);
+    line.status = response.status().as_u16();
+    line.latency_us = clock::micros(latency);
+    tracing::debug!(%method, path = line.path, status = line.status, actor = line.actor, id, us = line.latency_us, "request");
+    if is_refused {
+        let key = peer.key().map(|address| address.to_string());
+        gate.audit
+            .write_refused(key.as_ref().unwrap_or(&peer.remote), line);
+    } else if !health && line.path != routes::METRICS {
+        gate.audit.write(line);
+    }
+    response
+}
+
+fn request_id(request: &Request) -> String {
+    let given = text(request, &ID_HEADER, MAX_ID + 1);
+    let good = (1..=MAX_ID).contains(&given.len())
+        && given
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if good {
+        given
+    } else {
+        format!("{:016x}", rand::random::<u64>())
+    }
+}
+
+fn text(request: &Request, name: &HeaderName, limit: usize) -> String {
+    request
+        .headers()
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .map(|text| text.chars().take(limit).collect())
+        .unwrap_or_default()
+}

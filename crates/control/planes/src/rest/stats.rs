@@ -1,0 +1,44 @@
+//! What sandboxes use.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use forkd_api::SandboxStats;
+
+use forkd_edge::auth::Actor;
+use forkd_edge::errors::Answer;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::process::{Usage, usage};
+
+/// What every live sandbox uses of the host.
+#[utoipa::path(get, path = "/v1/stats", tag = "sandboxes", responses(
+    (status = 200, description = "One entry a sandbox, the oldest first", body = Vec<SandboxStats>)
+))]
+pub async fn stats(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Vec<SandboxStats>>> {
+    let all = app
+        .blocking(move |app| {
+            Ok(app
+                .sandboxes
+                .list()
+                .iter()
+                .map(|sandbox| sandbox.info())
+                .filter(|info| actor.owns(Some(&info.owner)))
+                .map(|info| {
+                    let used = info.pid.map_or_else(Usage::default, usage);
+                    SandboxStats {
+                        id: info.id,
+                        snapshot_tag: info.snapshot_tag,
+                        state: info.state,
+                        created_at_unix: info.created_at_unix,
+                        memory_mib: info.memory_mib,
+                        own_bytes: used.own_bytes,
+                        shared_bytes: used.shared_bytes,
+                        cpu_us: used.cpu_us,
+                    }
+                })
+                .collect())
+        })
+        .await?;
+    Ok(Json(all))
+}

@@ -1,0 +1,66 @@
+//! Health, version, metrics.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use forkd_api::{API_VERSION, Health, Version};
+
+use forkd_edge::auth::Actor;
+use forkd_edge::errors::Failure;
+use forkd_sandboxes::app::App;
+use forkd_sandboxes::health;
+
+/// Is the daemon well. Needs no token.
+#[utoipa::path(get, path = "/healthz", tag = "status", responses(
+    (status = 200, description = "It is well", body = Health),
+    (status = 503, description = "Something does not work", body = Health)
+), security(()))]
+pub async fn healthz(
+    Extension(health): Extension<Arc<health::Health>>,
+    actor: Result<Actor, Failure>,
+) -> (StatusCode, Json<Health>) {
+    let problems = health.problems().await;
+    let status = if problems.is_empty() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    // Details name files and programs of the host.
+    let detailed = actor.is_ok_and(|actor| actor.is_admin());
+    let shown = problems.iter().map(|problem| {
+        if detailed {
+            problem.to_string()
+        } else {
+            problem.summary.to_owned()
+        }
+    });
+    let body = Health {
+        ok: problems.is_empty(),
+        problems: shown.collect(),
+    };
+    (status, Json(body))
+}
+
+/// Which version.
+#[utoipa::path(get, path = "/version", tag = "status", responses(
+    (status = 200, description = "The version", body = Version)
+))]
+pub async fn version() -> Json<Version> {
+    Json(Version {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        api: API_VERSION.to_owned(),
+    })
+}
+
+/// Metrics in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "status", responses(
+    (status = 200, description = "The metrics", body = String, content_type = "text/plain")
+))]
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    forkd_sandboxes::metrics::sample(&app).await;
+    let text = forkd_edge::metrics::render();
+    ([("content-type", "text/plain; version=0.0.4")], text).into_response()
+}

@@ -1,0 +1,227 @@
+//! The daemon as one value that every request sees.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use forkd_api::{ErrorCode, EventKind};
+use forkd_store::{Entry, Lease, Store};
+use forkd_vmm_link::{Endings, SpawnerError};
+use forkd_vmm_proto::Shape;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::error::{Error, chain};
+use crate::events::Events;
+use crate::launch::{Dirs, Launcher};
+use crate::limits::Limits;
+use crate::ops::writing::WritingTags;
+use crate::owners::SnapshotOwners;
+use crate::private::{passage_dir, private_dir};
+use crate::sandbox::{Registry, SandboxHandle};
+use crate::state::{Db, SandboxRecord};
+use crate::touched::Touched;
+
+/// The daemon.
+#[derive(Debug)]
+pub struct App {
+    /// What it was told.
+    pub config: Config,
+    /// State that survives a restart.
+    pub db: Db,
+    /// Snapshots.
+    pub store: Store,
+    /// Where VMM processes come from.
+    pub launcher: Launcher,
+    /// Where the files of VMs go.
+    pub dirs: Dirs,
+    /// Live sandboxes.
+    pub sandboxes: Registry,
+    /// Tags that are being written.
+    pub writing: WritingTags,
+    /// Pages that children touch first.
+    pub touched: Touched,
+    /// What happened.
+    pub events: Events,
+    /// Every limit, and what is reserved under it.
+    pub limits: Limits,
+    /// Who owns which snapshot.
+    pub owners: SnapshotOwners,
+    /// Children that may be starting at once.
+    pub start_slots: Semaphore,
+    /// The daemon is about to stop.
+    pub stopping: CancellationToken,
+    /// One at a time for each workspace.
+    pub workspace_locks: crate::ops::workspaces::Locks,
+}
+
+/// How long to wait before a process that does not end is killed again.
+const KILL_AGAIN: Duration = Duration::from_secs(5);
+
+/// A child that starts waits for its guest most of the time.
+const STARTS_PER_CPU: usize = 4;
+
+impl App {
+    /// Opens everything. Sandboxes of an earlier daemon are not adopted yet.
+    pub fn open(config: Config) -> anyhow::Result<(Arc<Self>, mpsc::UnboundedReceiver<Endings>)> {
+        use anyhow::Context;
+        let run = config.run_dir.join("vm");
+        private_dir(&config.data_dir)?;
+        passage_dir(&config.run_dir)?;
+        private_dir(&run)?;
+        let store = Store::open(&config.data_dir)
+            .context("the store cannot be opened")?
+            .with_limit(config.store_limit_bytes);
+        let touched = config.data_dir.join("touched");
+        let touched = Touched::open(touched.clone())
+            .with_context(|| format!("cannot use {}", touched.display()))?;
+        if let Some(parent) = config.state_file.parent() {
+            std::fs::create_dir_all(parent)
+                .with_context(|| format!("cannot create {}", parent.display()))?;
+        }
+        let db = Db::open(&config.state_file).context("the state cannot be opened")?;
+        let dirs = Dirs {
+            data: store.layout().sandboxes(),
+            run,
+        };
+        let (endings, receiver) = mpsc::unbounded_channel();
+        let launcher = Launcher::new(
+            config.spawn_program.clone(),
+            config.run_dir.join("spawn.sock"),
+            endings,
+        );
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let limits = Limits::new(&config);
+        let owners = SnapshotOwners::open(&db).context("the owners of snapshots cannot be read")?;
+        let app = Arc::new_cyclic(|weak: &Weak<Self>| Self {
+            config,
+            db,
+            store,
+            launcher,
+            dirs,
+            sandboxes: Registry::default(),
+            writing: WritingTags::default(),
+            touched,
+            events: Events::new({
+                let weak = Weak::clone(weak);
+                move |kind, object| weak.upgrade()?.owner_of(kind, object)
+            }),
+            limits,
+            owners,
+            start_slots: Semaphore::new(STARTS_PER_CPU * cpus),
+            stopping: CancellationToken::new(),
+            workspace_locks: crate::ops::workspaces::Locks::default(),
+        });
+        Ok((app, receiver))
+    }
+
+    /// Who owns the object of an event; none if it is gone.
+    fn owner_of(&self, kind: EventKind, object: &str) -> Option<String> {
+        match kind {
+            EventKind::SandboxReady
+            | EventKind::SandboxFailed
+            | EventKind::SandboxDeleted
+            | EventKind::SandboxBranched
+            | EventKind::SandboxRolledBack => {
+                let sandbox = self.sandboxes.get(&object.parse().ok()?).ok()?;
+                Some(sandbox.owner())
+            }
+            EventKind::SnapshotReady | EventKind::SnapshotFailed | EventKind::SnapshotDeleted => {
+                Some(self.owners.get(&object.parse().ok()?)?.owner)
+            }
+            // Told with their owner, or without one.
+            EventKind::WorkspaceChanged | EventKind::Lagged => None,
+        }
+    }
+
+    /// Forgets which pages children of deleted snapshots touched.
+    pub fn sweep_touched(&self) {
+        let states = self
+            .store
+            .list()
+            .iter()
+            .filter_map(|entry| match entry {
+                Entry::Whole(manifest) => Some(manifest.state.digest),
+                Entry::Broken { .. } => None,
+            })
+            .collect();
+        if let Err(error) = self.touched.keep_only(&states) {
+            tracing::warn!(%error, "recorded pages of deleted snapshots not removed");
+        }
+    }
+
+    /// Does something that waits for the disk, off the threads that serve requests.
+    pub async fn blocking<T, F>(self: &Arc<Self>, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Self) -> Result<T, Error> + Send + 'static,
+    {
+        let app = Arc::clone(self);
+        tokio::task::spawn_blocking(move || work(&app))
+            .await
+            .map_err(|_| Error::Task)?
+    }
+
+    /// Refuses when the daemon is about to stop.
+    pub fn check_open(&self) -> Result<(), Error> {
+        if self.stopping.is_cancelled() {
+            return Err(Error::hinted(
+                ErrorCode::ShuttingDown,
+                "the daemon is about to stop",
+                "try again when it is back",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Writes down what has happened to a sandbox already, and says whether that worked: nobody can be told of a
+    /// failure, so the log is.
+    pub async fn write_down(&self, record: SandboxRecord) -> bool {
+        let id = record.id.clone();
+        let written = self.db.put_sandboxes(vec![record]).await;
+        if let Err(error) = &written {
+            tracing::error!(sandbox = %id, error = chain(error), "not written down");
+        }
+        written.is_ok()
+    }
+
+    /// Ends a VM's process for certain and removes everything of the sandbox. Nothing is removed, and the sandbox is not
+    /// reported as deleted, while its process is known to live.
+    pub async fn forget(self: &Arc<Self>, sandbox: &Arc<SandboxHandle>, lease: Lease) {
+        let id = sandbox.id.clone();
+        while let Err(error) = self.launcher.kill(&id).await {
+            tracing::error!(sandbox = %id, error = chain(&error), "the VMM process could not be ended");
+            if !matches!(error, SpawnerError::StillThere { .. }) {
+                break;
+            }
+            tokio::time::sleep(KILL_AGAIN).await;
+        }
+        if let Err(error) = self.db.delete_sandboxes(vec![id.clone()]).await {
+            tracing::error!(sandbox = %id, error = chain(&error), "not written down");
+        }
+        drop(lease);
+        let cleanup = {
+            let id = id.clone();
+            self.blocking(move |app| {
+                app.dirs.remove(&id);
+                // Blobs that came free go with the next periodic collection.
+                Ok(())
+            })
+        };
+        if let Err(error) = cleanup.await {
+            tracing::warn!(sandbox = %id, error = error.chain(), "clean-up");
+        }
+        self.sandboxes.remove(&id);
+        self.events
+            .tell_of(Some(sandbox.owner()), EventKind::SandboxDeleted, &id, None);
+        sandbox.gone.cancel();
+    }
+
+    /// Keeps shells of the shape that was used last, in place of those of another.
+    pub async fn keep_ready(&self, shape: Shape) -> Result<(), SpawnerError> {
+        if self.config.pool == 0 {
+            return Ok(());
+        }
+        self.launcher.keep_ready(shape, self.config.pool).await
+    }
+}

@@ -1,0 +1,327 @@
+//! Why an operation was not carried out.
+
+use std::io;
+use std::path::PathBuf;
+
+use forkd_agent_client::Error as ClientError;
+use forkd_api::ErrorCode;
+use forkd_store::StoreError;
+pub use forkd_types::chain;
+use forkd_types::{SandboxId, Tag};
+use forkd_vmm_link::{SpawnerError, VmmCallError};
+use forkd_vmm_proto::spawn::SpawnError;
+use forkd_vmm_proto::{MAX_FDS, TooManyFds, VmmErrorCode};
+use thiserror::Error;
+
+use crate::state::DbError;
+
+/// Why an operation was not carried out.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The request cannot be carried out as it is, and the message says all there is to say.
+    #[error("{message}")]
+    Refused {
+        /// For programs.
+        code: ErrorCode,
+        /// For people.
+        message: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+    /// No sandbox of that id lives.
+    #[error("there is no sandbox {id}")]
+    NoSandbox {
+        /// The id.
+        id: SandboxId,
+    },
+    /// The snapshot is still being written.
+    #[error("snapshot {tag} is still being written")]
+    StillWriting {
+        /// The tag.
+        tag: Tag,
+    },
+    /// The store said no.
+    #[error("{action}")]
+    Store {
+        /// What was tried.
+        action: String,
+        /// What the store said.
+        #[source]
+        source: StoreError,
+    },
+    /// No VMM process could be had.
+    #[error("no microVM process could be started")]
+    Spawner(#[from] SpawnerError),
+    /// The VMM said no.
+    #[error("{action}")]
+    Vmm {
+        /// What was tried.
+        action: &'static str,
+        /// What the VMM said.
+        #[source]
+        source: VmmCallError,
+    },
+    /// The agent said no, or nothing.
+    #[error("{action}")]
+    Agent {
+        /// What was tried.
+        action: String,
+        /// What happened.
+        #[source]
+        source: ClientError,
+    },
+    /// Something took too long.
+    #[error("{what} took longer than {seconds} s")]
+    Timeout {
+        /// What.
+        what: String,
+        /// How long it may take.
+        seconds: u64,
+    },
+    /// The VM ended.
+    #[error("sandbox {id} has ended: {how}")]
+    Gone {
+        /// Which one.
+        id: SandboxId,
+        /// How.
+        how: String,
+    },
+    /// The database failed.
+    #[error("the state database failed")]
+    Db(#[from] DbError),
+    /// A file or socket failed.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With which path.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A task of ours was lost.
+    #[error("an internal task ended early")]
+    Task,
+}
+
+impl From<TooManyFds> for Error {
+    fn from(error: TooManyFds) -> Self {
+        Self::hinted(
+            ErrorCode::LimitReached,
+            format!(
+                "the snapshot has {} layers and other files, {MAX_FDS} is the limit",
+                error.count
+            ),
+            "compact the snapshot first: POST /v1/snapshots/{tag}/compact",
+        )
+    }
+}
+
+impl Error {
+    /// A refusal without a hint.
+    pub fn refused(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self::Refused {
+            code,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// A refusal with a hint.
+    pub fn hinted(code: ErrorCode, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Refused {
+            code,
+            message: message.into(),
+            hint: Some(hint.into()),
+        }
+    }
+
+    /// Puts what was tried to what the store said.
+    pub fn store(action: impl Into<String>) -> impl FnOnce(StoreError) -> Self {
+        let action = action.into();
+        move |source| Self::Store { action, source }
+    }
+
+    /// Puts what was tried to what the VMM said.
+    pub fn vmm(action: &'static str) -> impl FnOnce(VmmCallError) -> Self {
+        move |source| Self::Vmm { action, source }
+    }
+
+    /// Puts what was tried to what the agent said.
+    pub fn agent(action: impl Into<String>) -> impl FnOnce(ClientError) -> Self {
+        let action = action.into();
+        move |source| Self::Agent { action, source }
+    }
+
+    /// Puts what was tried to what the system said.
+    pub fn io<E: Into<io::Error>>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |source| Self::Io {
+            action,
+            path,
+            source: source.into(),
+        }
+    }
+
+    /// The VMM refused a command. Any other failure of a call leaves open how far the VMM came.
+    pub fn is_vmm_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Vmm {
+                source: VmmCallError::Refused(_),
+                ..
+            }
+        )
+    }
+
+    /// What a program can act on.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Refused { code, .. } => *code,
+            Self::NoSandbox { .. } => ErrorCode::SandboxNotFound,
+            Self::StillWriting { .. } => ErrorCode::SnapshotNotReady,
+            Self::Store { source, .. } => store_code(source),
+            Self::Spawner(source) => spawner_code(source),
+            Self::Vmm { source, .. } => vmm_code(source),
+            Self::Agent { source, .. } => agent_code(source),
+            Self::Timeout { .. } => ErrorCode::Timeout,
+            Self::Gone { .. } => ErrorCode::SandboxGone,
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                ErrorCode::NoSpace
+            }
+            Self::Db(_) | Self::Io { .. } | Self::Task => ErrorCode::Internal,
+        }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Refused { hint, .. } => hint.clone(),
+            Self::NoSandbox { .. } => {
+                Some("GET /v1/sandboxes (forkd ls) lists those that live".into())
+            }
+            Self::StillWriting { .. } => {
+                Some("wait until GET /v1/snapshots (forkd images) shows it as ready".into())
+            }
+            Self::Store { source, .. } => store_hint(source),
+            Self::Agent { .. } if self.code() == ErrorCode::AgentUnreachable => {
+                Some("the console may say why: GET /v1/sandboxes/{id}/logs (forkd logs ID)".into())
+            }
+            _ => None,
+        }
+    }
+
+    /// The message and its causes in one line.
+    pub fn chain(&self) -> String {
+        match self {
+            // Its code says nothing that the message does not.
+            Self::Agent {
+                action,
+                source: ClientError::Agent(refused),
+            } => format!("{action}: {}", refused.message),
+            error => chain(error),
+        }
+    }
+}
+
+impl forkd_api::Refusal for Error {
+    fn code(&self) -> ErrorCode {
+        Self::code(self)
+    }
+
+    fn message(&self) -> String {
+        self.chain()
+    }
+
+    fn hint(&self) -> Option<String> {
+        Self::hint(self)
+    }
+}
+
+fn store_code(error: &StoreError) -> ErrorCode {
+    match error {
+        StoreError::NotFound { .. } => ErrorCode::SnapshotNotFound,
+        StoreError::Exists { .. } => ErrorCode::AlreadyExists,
+        StoreError::HasDependents { .. } => ErrorCode::HasDependents,
+        StoreError::Manifest { .. } | StoreError::Blob { .. } | StoreError::Damaged { .. } => {
+            ErrorCode::SnapshotBroken
+        }
+        StoreError::ChainTooLong { .. } | StoreError::Limit { .. } => ErrorCode::LimitReached,
+        StoreError::NoImage { .. } => ErrorCode::ImageNotFound,
+        error if error.is_no_space() => ErrorCode::NoSpace,
+        StoreError::Path(_) | StoreError::InUse { .. } | StoreError::Format { .. } => {
+            ErrorCode::Internal
+        }
+    }
+}
+
+fn store_hint(error: &StoreError) -> Option<String> {
+    Some(match error {
+        StoreError::NotFound { .. } => {
+            "GET /v1/snapshots (forkd images) lists what there is".into()
+        }
+        StoreError::HasDependents { .. } => {
+            "delete with cascade=true (--cascade) to remove them too, or force=true (--force) to leave them".into()
+        }
+        StoreError::Blob { .. } | StoreError::Damaged { .. } => {
+            "POST /v1/store/fsck says what is damaged; delete the snapshot and build it again"
+                .into()
+        }
+        StoreError::Limit { .. } => {
+            "delete snapshots (forkd rmi), or start the daemon with a higher --store-limit-mib".into()
+        }
+        StoreError::NoImage { .. } => "GET /v1/images lists what is installed".into(),
+        StoreError::Exists { .. } => "choose another tag, or delete that one first".into(),
+        _ => return None,
+    })
+}
+
+fn spawner_code(error: &SpawnerError) -> ErrorCode {
+    match error {
+        SpawnerError::Refused(SpawnError::OtherEngine { .. }) => ErrorCode::SnapshotIncompatible,
+        SpawnerError::Refused(SpawnError::NoWall { .. }) => ErrorCode::Unsupported,
+        SpawnerError::Refused(SpawnError::OutOfRange { .. }) => ErrorCode::InvalidRequest,
+        _ => ErrorCode::LaunchFailed,
+    }
+}
+
+fn vmm_code(error: &VmmCallError) -> ErrorCode {
+    match error {
+        VmmCallError::Link(_) => ErrorCode::SandboxGone,
+        VmmCallError::Unexpected { .. } => ErrorCode::Internal,
+        VmmCallError::Refused(refused) => match refused.code {
+            VmmErrorCode::WrongPhase => ErrorCode::WrongState,
+            VmmErrorCode::BadSnapshot => ErrorCode::SnapshotBroken,
+            VmmErrorCode::Incompatible => ErrorCode::SnapshotIncompatible,
+            VmmErrorCode::NoSpace => ErrorCode::NoSpace,
+            VmmErrorCode::NoCheckpoint => ErrorCode::CheckpointNotFound,
+            VmmErrorCode::TooMany => ErrorCode::LimitReached,
+            VmmErrorCode::BadKernel => ErrorCode::InvalidRequest,
+            _ => ErrorCode::LaunchFailed,
+        },
+    }
+}
+
+fn agent_code(error: &ClientError) -> ErrorCode {
+    use forkd_guest_proto::ErrorCode as Agent;
+    match error {
+        ClientError::Agent(refused) => match refused.code {
+            Agent::NotFound => ErrorCode::FileNotFound,
+            Agent::BadRequest
+            | Agent::Exists
+            | Agent::Permission
+            | Agent::NotDirectory
+            | Agent::IsDirectory
+            | Agent::NotEmpty => ErrorCode::InvalidRequest,
+            Agent::Timeout => ErrorCode::Timeout,
+            Agent::Unsupported => ErrorCode::Unsupported,
+            Agent::Busy => ErrorCode::Busy,
+            _ => ErrorCode::AgentFailed,
+        },
+        _ => ErrorCode::AgentUnreachable,
+    }
+}

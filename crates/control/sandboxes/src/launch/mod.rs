@@ -1,0 +1,14 @@
+//! From a wish for a VM to a running one.
+//!
+//! `forkd-spawn` starts the processes and keeps their control sockets; this side fills the shells. The
+//! files a VM is made of are opened here and handed over: a VMM opens no path.
+
+mod dirs;
+mod fds;
+mod spawn;
+mod vm;
+
+pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
+pub use fds::{FdList, SnapshotFiles, check_budget};
+pub use spawn::{Launcher, StartedVm};
+pub use vm::{BootInput, boot, check_engine, random_mac, restore, shape};

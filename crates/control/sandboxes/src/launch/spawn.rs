@@ -1,0 +1,285 @@
+//! The connection to `forkd-spawn`.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forkd_types::{Engine, SandboxId};
+use forkd_vmm_link::{Endings, Process, Spawner, SpawnerError, Taken, end_spawner};
+use forkd_vmm_proto::Shape;
+use forkd_vmm_proto::spawn::{Jail, Limits, SpawnError, SpawnStatus, Vm};
+use tokio::process::Command;
+
+/// How often the connection is tried after the program was started.
+const ATTEMPTS: u32 = 100;
+/// How long to wait between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A VM that runs or stands ready, and its control socket.
+#[derive(Debug)]
+pub struct StartedVm {
+    /// What `forkd-spawn` says of it.
+    pub vm: Vm,
+    /// The controller's end, for [`forkd_vmm_link::Vmm::new`].
+    pub control: OwnedFd,
+}
+
+/// Where VMM processes come from.
+#[derive(Debug)]
+pub struct Launcher {
+    program: PathBuf,
+    socket: PathBuf,
+    current: Mutex<Option<Arc<Spawner>>>,
+    connecting: tokio::sync::Mutex<()>,
+    endings: tokio::sync::mpsc::UnboundedSender<Endings>,
+    /// The processes of VMs that were started and not ended by [`Launcher::kill`].
+    processes: Mutex<HashMap<SandboxId, Arc<Process>>>,
+    /// The shape of which shells stand ready.
+    ready: tokio::sync::Mutex<Option<Shape>>,
+}
+
+impl Launcher {
+    /// Does not connect yet. Each new connection's stream of ends goes to `endings`.
+    pub fn new(
+        program: PathBuf,
+        socket: PathBuf,
+        endings: tokio::sync::mpsc::UnboundedSender<Endings>,
+    ) -> Self {
+        Self {
+            program,
+            socket,
+            current: Mutex::new(None),
+            connecting: tokio::sync::Mutex::new(()),
+            endings,
+            processes: Mutex::default(),
+            ready: tokio::sync::Mutex::new(None),
+        }
+    }
+
+    /// Where `forkd-spawn` listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The engine that VMs of this host run on.
+    pub async fn engine(&self) -> Result<Engine, SpawnerError> {
+        Ok(self.connected().await?.engine())
+    }
+
+    /// Takes one shell for each id, under limits that this host can keep. What could not be made is missing from the answer; after a failure some may have been
+    /// made all the same.
+    pub async fn take(
+        &self,
+        shape: Shape,
+        ids: &[SandboxId],
+        limits: &Limits,
+    ) -> Result<Vec<StartedVm>, SpawnerError> {
+        let spawner = self.connected().await?;
+        let taken = self.noted(spawner.take(shape, ids, limits, Jail::default()).await)?;
+        Ok(self.remember(taken))
+    }
+
+    /// Replaces the limits of a live VM.
+    pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<(), SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.set_limits(id, limits).await)
+    }
+
+    /// Keeps the pidfd of each VM, so that the VM can be ended without `forkd-spawn`.
+    fn remember(&self, taken: Vec<Taken>) -> Vec<StartedVm> {
+        let mut processes = self.processes();
+        taken
+            .into_iter()
+            .map(|taken| {
+                processes.insert(taken.vm.id.clone(), Arc::new(taken.process));
+                StartedVm {
+                    vm: taken.vm,
+                    control: taken.control,
+                }
+            })
+            .collect()
+    }
+
+    /// The control sockets of every VM that lives.
+    pub async fn adopt(&self) -> Result<Vec<StartedVm>, SpawnerError> {
+        let spawner = self.connected().await?;
+        let taken = self.noted(spawner.adopt().await)?;
+        Ok(self.remember(taken))
+    }
+
+    /// Ends a VM's process. One that is gone already is no error.
+    ///
+    /// [`SpawnerError::StillThere`] means that the process is known to live; its resources must not be given away.
+    pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
+        let asked = match self.connected().await {
+            Ok(spawner) => self.noted(spawner.kill(id).await),
+            Err(error) => Err(error),
+        };
+        let asked = match asked {
+            // A `forkd-spawn` that was started after the VM does not know it.
+            Err(SpawnerError::Refused(SpawnError::Unknown { .. })) => Ok(()),
+            other => other,
+        };
+        let known = self.processes().get(id).cloned();
+        let Some(process) = known else {
+            return asked;
+        };
+        if let Err(error) = process.end().await {
+            tracing::error!(sandbox = %id, %error, "the VMM process does not end");
+            return Err(SpawnerError::StillThere { id: id.clone() });
+        }
+        self.processes().remove(id);
+        Ok(())
+    }
+
+    /// Keeps so many shells of a shape ready, and none of any other shape.
+    pub async fn keep_ready(&self, shape: Shape, depth: u32) -> Result<(), SpawnerError> {
+        let mut ready = self.ready.lock().await;
+        if *ready != Some(shape) {
+            // Asked for, since an earlier daemon may have filled others.
+            for pool in self.status().await?.pools {
+                if pool.shape != shape {
+                    self.set_pool(pool.shape, 0).await?;
+                }
+            }
+            *ready = Some(shape);
+        }
+        self.set_pool(shape, depth).await
+    }
+
+    async fn set_pool(&self, shape: Shape, depth: u32) -> Result<(), SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.set_pool(shape, depth).await)
+    }
+
+    /// How the pools stand.
+    pub async fn status(&self) -> Result<SpawnStatus, SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.status().await)
+    }
+
+    /// The same without starting `forkd-spawn`: an error if the daemon has no connection to it and finds none.
+    pub async fn peek(&self) -> Result<SpawnStatus, SpawnerError> {
+        let current = self.slot().clone();
+        match current {
+            Some(spawner) => self.noted(spawner.status().await),
+            None => {
+                let (spawner, _endings) = Spawner::connect(&self.socket).await?;
+                spawner.status().await
+            }
+        }
+    }
+
+    /// Ends `forkd-spawn` and every VMM it has. No other is started while the answer is held.
+    pub async fn end(&self) -> std::io::Result<tokio::sync::MutexGuard<'_, ()>> {
+        let one = self.connecting.lock().await;
+        self.disconnected();
+        self.end_process().await?;
+        Ok(one)
+    }
+
+    async fn end_process(&self) -> std::io::Result<()> {
+        let path = self.socket.clone();
+        tokio::task::spawn_blocking(move || end_spawner(&path))
+            .await
+            .map_err(std::io::Error::other)?
+    }
+
+    /// Forgets the connection, so that the next use makes a new one.
+    pub fn disconnected(&self) {
+        self.slot().take();
+    }
+
+    /// A connection that failed is not used again.
+    fn noted<T>(&self, result: Result<T, SpawnerError>) -> Result<T, SpawnerError> {
+        if matches!(result, Err(SpawnerError::Link(_))) {
+            self.disconnected();
+        }
+        result
+    }
+
+    async fn connected(&self) -> Result<Arc<Spawner>, SpawnerError> {
+        if let Some(spawner) = self.slot().clone() {
+            return Ok(spawner);
+        }
+        let _one = self.connecting.lock().await;
+        if let Some(spawner) = self.slot().clone() {
+            return Ok(spawner);
+        }
+        let (spawner, endings) = match Spawner::connect(&self.socket).await {
+            Ok(connected) => connected,
+            Err(SpawnerError::Refused(SpawnError::Version { ours, theirs })) => {
+                tracing::warn!(
+                    found = ours,
+                    wanted = theirs,
+                    "forkd-spawn is of another version; it ends, with the sandboxes it has"
+                );
+                self.end_process()
+                    .await
+                    .map_err(|source| SpawnerError::Connect {
+                        path: self.socket.clone(),
+                        source,
+                    })?;
+                self.start().await?
+            }
+            Err(_) => self.start().await?,
+        };
+        tracing::info!(walls = ?spawner.walls(), "walls around every VM");
+        let spawner = Arc::new(spawner);
+        *self.slot() = Some(Arc::clone(&spawner));
+        // The receiver lives as long as the daemon does.
+        let _ = self.endings.send(endings);
+        Ok(spawner)
+    }
+
+    /// Starts the program in a process group of its own, so that what ends us does not end it.
+    async fn start(&self) -> Result<(Spawner, Endings), SpawnerError> {
+        let failed = |source| SpawnerError::Connect {
+            path: self.program.clone(),
+            source,
+        };
+        let mut child = Command::new(&self.program)
+            .arg("--socket")
+            .arg(&self.socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        tracing::info!(pid = child.id(), program = %self.program.display(), "forkd-spawn started");
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            match Spawner::connect(&self.socket).await {
+                Ok(connected) => {
+                    tokio::spawn(async move {
+                        let status = child.wait().await;
+                        tracing::info!(?status, "forkd-spawn ended");
+                    });
+                    return Ok(connected);
+                }
+                Err(error) => last = Some(error),
+            }
+            tokio::select! {
+                status = child.wait() => {
+                    let text = format!("{} ended at once: {status:?}", self.program.display());
+                    return Err(failed(std::io::Error::other(text)));
+                }
+                () = tokio::time::sleep(PAUSE) => {}
+            }
+        }
+        Err(last.unwrap_or_else(|| failed(std::io::ErrorKind::TimedOut.into())))
+    }
+
+    fn processes(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Arc<Process>>> {
+        self.processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Spawner>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,163 @@
+//! Filling a shell.
+
+use std::fs::File;
+
+use forkd_api::ErrorCode;
+use forkd_store::{Cpu, Manifest};
+use forkd_types::{Engine, MiB};
+use forkd_vmm_link::Vmm;
+use forkd_vmm_proto::{
+    BootSpec, Capability, Command, ConsoleSpec, CpuModel, DiskSpec, NetSpec, RateLimit,
+    RestoreSpec, Shape, VsockSpec,
+};
+
+use super::dirs::VmFiles;
+use super::fds::{FdList, SnapshotFiles};
+use crate::error::Error;
+
+/// The context id of every guest: each VM has a socket device of its own, so they do not meet.
+const GUEST_CID: u32 = 3;
+/// What a guest may print in a second, after a burst.
+const CONSOLE_BYTES_PER_SECOND: u64 = 256 * 1024;
+/// The console file is cut off at this size.
+const CONSOLE_MAX_BYTES: u64 = 16 << 20;
+
+/// Refuses a snapshot whose state only another engine can read.
+pub fn check_engine(manifest: &Manifest, engine: Engine) -> Result<(), Error> {
+    if manifest.engine == engine {
+        return Ok(());
+    }
+    Err(Error::refused(
+        ErrorCode::SnapshotIncompatible,
+        format!(
+            "snapshot {} was made by the engine {}, this host runs {engine}",
+            manifest.tag, manifest.engine
+        ),
+    ))
+}
+
+/// The shell that a snapshot needs.
+pub fn shape(engine: Engine, memory_mib: u32, vcpus: u8, cpu: Cpu) -> Shape {
+    Shape {
+        engine,
+        memory: MiB(memory_mib),
+        vcpus,
+        cpu: match cpu {
+            Cpu::Host => CpuModel::Host,
+            Cpu::Baseline => CpuModel::Baseline,
+        },
+    }
+}
+
+/// What a cold boot starts from.
+#[derive(Debug)]
+pub struct BootInput {
+    /// ELF or bzImage.
+    pub kernel: File,
+    /// Initial RAM disk.
+    pub initramfs: Option<File>,
+    /// Kernel command line.
+    pub cmdline: String,
+    /// The root disk.
+    pub base: File,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// What the guest sees as the serial number.
+    pub serial: String,
+}
+
+/// Boots a kernel in a shell. Answers when the VM runs.
+pub async fn boot(vmm: &Vmm, input: &BootInput, files: &VmFiles) -> Result<(), Error> {
+    let mut fds = FdList::default();
+    let spec = BootSpec {
+        kernel: fds.push(&input.kernel),
+        initramfs: input.initramfs.as_ref().map(|file| fds.push(file)),
+        cmdline: input.cmdline.clone(),
+        disks: vec![DiskSpec {
+            base: fds.push(&input.base),
+            layers: files
+                .layers
+                .iter()
+                .map(|layer| fds.push(&layer.file))
+                .collect(),
+            read_only: input.read_only,
+            serial: input.serial.clone(),
+            rate: RateLimit::default(),
+        }],
+        net: NetSpec::default(),
+        mac: random_mac(),
+        vsock: VsockSpec {
+            cid: GUEST_CID,
+            listener: fds.push(&files.vsock),
+        },
+        console: console(&mut fds, &files.console),
+        generation: rand::random(),
+        run: true,
+    };
+    vmm.run(Command::Boot(Box::new(spec)), &fds.finish()?)
+        .await
+        .map_err(Error::vmm("the parent could not be booted"))
+}
+
+/// Starts a shell from a snapshot. Answers when the VM runs; its agent is not asked.
+pub async fn restore(
+    vmm: &Vmm,
+    manifest: &Manifest,
+    snapshot: &SnapshotFiles,
+    files: &VmFiles,
+    run: bool,
+) -> Result<(), Error> {
+    let mut fds = FdList::default();
+    let state = fds.push(&snapshot.state);
+    let memory = snapshot.memory_image(&mut fds);
+    let mut disks = Vec::with_capacity(manifest.disks.len());
+    for (slot, (disk, opened)) in manifest.disks.iter().zip(&snapshot.disks).enumerate() {
+        let base = fds.push(&opened.base);
+        let mut layers: Vec<_> = opened.layers.iter().map(|file| fds.push(file)).collect();
+        let own = files.layers.iter().find(|layer| layer.slot == slot);
+        layers.extend(own.map(|layer| fds.push(&layer.file)));
+        disks.push(DiskSpec {
+            base,
+            layers,
+            read_only: disk.read_only,
+            serial: disk.serial.clone(),
+            rate: RateLimit::default(),
+        });
+    }
+    let spec = RestoreSpec {
+        state,
+        memory,
+        disks,
+        net: NetSpec::default(),
+        vsock: VsockSpec {
+            cid: GUEST_CID,
+            listener: fds.push(&files.vsock),
+        },
+        console: console(&mut fds, &files.console),
+        generation: rand::random(),
+        prefault: snapshot
+            .touched
+            .as_ref()
+            .filter(|_| vmm.capabilities().contains(Capability::Prefault))
+            .map(|file| fds.push(file)),
+        run,
+    };
+    vmm.run(Command::Restore(Box::new(spec)), &fds.finish()?)
+        .await
+        .map_err(Error::vmm("the snapshot could not be restored"))
+}
+
+/// A hardware address of the locally administered range.
+pub fn random_mac() -> [u8; 6] {
+    let mut mac: [u8; 6] = rand::random();
+    mac[0] = 0x02;
+    mac
+}
+
+fn console<'a>(fds: &mut FdList<'a>, file: &'a File) -> ConsoleSpec {
+    ConsoleSpec {
+        output: fds.push(file),
+        bytes_per_second: CONSOLE_BYTES_PER_SECOND,
+        max_bytes: CONSOLE_MAX_BYTES,
+    }
+}

@@ -1,0 +1,307 @@
+//! Every limit of the daemon, asked in one place.
+//!
+//! An operation asks here before it takes its first resource and before any guest is stopped. The answer is a reservation
+//! that counts until it is dropped, so every path gives it back: a [`VmSlot`] for each VM, a [`CutSlot`] for each cut, a
+//! [`BuildSlot`] for each parent that is built, a [`MaintenanceSlot`] for a check or a compaction of the store. Counts are
+//! those of reservations, never of what happens to be registered, so requests in parallel cannot pass a limit together.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forkd_api::ErrorCode;
+use forkd_store::Store;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::Config;
+use crate::error::Error;
+
+/// Host memory in MiB that a starting child needs at least: the pages it writes until it is ready, and its VMM.
+const CHILD_MIB: u64 = 12;
+/// Checks and compactions of the store that may run at once: each reads a large part of it.
+const MAINTENANCE: usize = 1;
+
+/// The limits, and what is reserved under them.
+#[derive(Debug)]
+pub struct Limits {
+    max_vms: usize,
+    max_vms_per_owner: usize,
+    max_cuts: usize,
+    max_builds: usize,
+    reserve_mib: u64,
+    counts: Arc<Mutex<Counts>>,
+    cuts: Arc<Semaphore>,
+    builds: Arc<Semaphore>,
+    maintenance: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    vms: usize,
+    by_owner: HashMap<String, usize>,
+    /// Memory that VMs have been promised and have not taken yet.
+    promised_mib: u64,
+}
+
+impl Limits {
+    /// The limits that the configuration sets.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            max_vms: config.max_sandboxes,
+            max_vms_per_owner: config.max_sandboxes_per_token,
+            max_cuts: config.branch_concurrency,
+            max_builds: config.max_builds,
+            reserve_mib: config.reserve_mib,
+            counts: Arc::default(),
+            cuts: Arc::new(Semaphore::new(config.branch_concurrency)),
+            builds: Arc::new(Semaphore::new(config.max_builds)),
+            maintenance: Arc::new(Semaphore::new(MAINTENANCE)),
+        }
+    }
+
+    /// Room for new children of one owner.
+    pub fn children(&self, owner: &str, count: usize) -> Result<Vec<VmSlot>, Error> {
+        self.vms(owner, count, CHILD_MIB, available_mib())
+    }
+
+    /// Room for a parent that boots, warms up and is cut.
+    pub fn build(&self, owner: &str, memory_mib: u32) -> Result<BuildSlot, Error> {
+        let permit = Arc::clone(&self.builds).try_acquire_owned().map_err(|_| {
+            Error::hinted(
+                ErrorCode::LimitReached,
+                format!(
+                    "{} parents are being built, that is the limit",
+                    self.max_builds
+                ),
+                "try again later, or start the daemon with a higher --max-builds",
+            )
+        })?;
+        let mut slots = self.vms(owner, 1, u64::from(memory_mib), available_mib())?;
+        let vm = slots.pop().ok_or(Error::Task)?;
+        Ok(BuildSlot {
+            vm,
+            _permit: permit,
+        })
+    }
+
+    /// Counts a VM of an earlier daemon. A limit that was lowered meanwhile ends no VM that runs.
+    pub fn adopted(&self, owner: &str) -> VmSlot {
+        self.reserve(&mut self.lock(), owner, 0)
+    }
+
+    /// Room for a cut: a place among those under way, and a store below its limit.
+    pub fn cut(&self, store: &Store) -> Result<CutSlot, Error> {
+        let slot = Arc::clone(&self.cuts).try_acquire_owned().map_err(|_| {
+            Error::hinted(
+                ErrorCode::LimitReached,
+                format!("{} cuts are under way, that is the limit", self.max_cuts),
+                "try again in a moment, or start the daemon with a higher --branch-concurrency",
+            )
+        })?;
+        self.store_room(store)?;
+        Ok(CutSlot(slot))
+    }
+
+    /// A turn at reading the whole store.
+    pub fn maintenance(&self, store: Option<&Store>) -> Result<MaintenanceSlot, Error> {
+        let slot = Arc::clone(&self.maintenance)
+            .try_acquire_owned()
+            .map_err(|_| {
+                Error::hinted(
+                    ErrorCode::Busy,
+                    "the store is being checked or a snapshot is being compacted",
+                    "try again when that has ended",
+                )
+            })?;
+        store.map(|store| self.store_room(store)).transpose()?;
+        Ok(MaintenanceSlot(slot))
+    }
+
+    /// Refuses when the store is above its limit. The store keeps a running total, so this reads no disk.
+    pub fn store_room(&self, store: &Store) -> Result<(), Error> {
+        store
+            .check_limit()
+            .map_err(Error::store("there is no room for a snapshot"))
+    }
+
+    /// Cuts under way.
+    pub fn cuts_under_way(&self) -> usize {
+        self.max_cuts.saturating_sub(self.cuts.available_permits())
+    }
+
+    fn vms(
+        &self,
+        owner: &str,
+        count: usize,
+        mib_each: u64,
+        available: Option<u64>,
+    ) -> Result<Vec<VmSlot>, Error> {
+        let mut counts = self.lock();
+        if counts.vms + count > self.max_vms {
+            return Err(Error::hinted(
+                ErrorCode::LimitReached,
+                format!(
+                    "there are {} sandboxes, {} is the limit",
+                    counts.vms, self.max_vms
+                ),
+                "delete some, or start the daemon with a higher --max-sandboxes",
+            ));
+        }
+        let mine = counts.by_owner.get(owner).copied().unwrap_or(0);
+        if mine + count > self.max_vms_per_owner {
+            return Err(Error::hinted(
+                ErrorCode::LimitReached,
+                format!(
+                    "{owner} has {mine} sandboxes, {} is the limit of one owner",
+                    self.max_vms_per_owner
+                ),
+                "delete some, or start the daemon with a higher --max-sandboxes-per-token",
+            ));
+        }
+        let needed = self.reserve_mib + counts.promised_mib + mib_each * count as u64;
+        if let Some(available) = available.filter(|available| *available < needed) {
+            return Err(Error::hinted(
+                ErrorCode::LimitReached,
+                format!("{available} MiB of host memory are free, {needed} MiB are needed"),
+                "delete sandboxes, or start the daemon with a lower --reserve-mib",
+            ));
+        }
+        Ok((0..count)
+            .map(|_| self.reserve(&mut counts, owner, mib_each))
+            .collect())
+    }
+
+    fn reserve(&self, counts: &mut Counts, owner: &str, promised_mib: u64) -> VmSlot {
+        counts.vms += 1;
+        counts.promised_mib += promised_mib;
+        *counts.by_owner.entry(owner.to_owned()).or_default() += 1;
+        VmSlot {
+            counts: Arc::clone(&self.counts),
+            owner: owner.to_owned(),
+            promised_mib,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One VM, from the moment it is asked for until nothing of it is left.
+#[derive(Debug)]
+pub struct VmSlot {
+    counts: Arc<Mutex<Counts>>,
+    owner: String,
+    promised_mib: u64,
+}
+
+impl VmSlot {
+    /// The VM has taken the memory it needs to start: the host's own figures count it from now on.
+    pub fn started(&mut self) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.promised_mib -= self.promised_mib;
+        self.promised_mib = 0;
+    }
+}
+
+impl Drop for VmSlot {
+    fn drop(&mut self) {
+        self.started();
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.vms -= 1;
+        if let Some(mine) = counts.by_owner.get_mut(&self.owner) {
+            *mine -= 1;
+            if *mine == 0 {
+                counts.by_owner.remove(&self.owner);
+            }
+        }
+    }
+}
+
+/// A parent that is being built.
+#[derive(Debug)]
+pub struct BuildSlot {
+    /// Its VM.
+    pub vm: VmSlot,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// A cut under way.
+#[derive(Debug)]
+pub struct CutSlot(#[expect(dead_code, reason = "held until dropped")] OwnedSemaphorePermit);
+
+/// A check or a compaction under way.
+#[derive(Debug)]
+pub struct MaintenanceSlot(
+    #[expect(dead_code, reason = "held until dropped")] OwnedSemaphorePermit,
+);
+
+/// Memory that programs could still get.
+fn available_mib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib / 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn limits(max: usize, per_owner: usize) -> Limits {
+        Limits::new(&Config {
+            max_sandboxes: max,
+            max_sandboxes_per_token: per_owner,
+            max_builds: 1,
+            ..Config::below(std::path::Path::new("/nowhere"))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn reservations_never_pass_a_limit_and_all_come_back(
+            steps in prop::collection::vec((0usize..3, 1usize..4, any::<bool>()), 0..60),
+        ) {
+            let limits = limits(7, 3);
+            let mut held: Vec<(usize, Vec<VmSlot>)> = Vec::new();
+            for (owner, count, give_back) in steps {
+                if give_back && !held.is_empty() {
+                    held.remove(owner % held.len());
+                } else if let Ok(slots) = limits.vms(&owner.to_string(), count, 1, None) {
+                    held.push((owner, slots));
+                }
+                let of = |who: usize| -> usize {
+                    held.iter().filter(|(owner, _)| *owner == who).map(|(_, slots)| slots.len()).sum()
+                };
+                prop_assert!((0..3).all(|who| of(who) <= 3));
+                prop_assert!((0..3).map(of).sum::<usize>() <= 7);
+            }
+            held.clear();
+            let counts = limits.lock();
+            prop_assert_eq!((counts.vms, counts.promised_mib, counts.by_owner.len()), (0, 0, 0));
+        }
+    }
+
+    #[test]
+    fn memory_that_was_promised_is_not_promised_again() {
+        let limits = limits(10, 10);
+        let mut first = limits.vms("a", 1, 100, Some(150)).unwrap();
+        let error = limits.vms("a", 1, 100, Some(150)).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::LimitReached);
+        // The host's figures know of it from here on.
+        first[0].started();
+        assert!(limits.vms("a", 1, 100, Some(150)).is_ok());
+    }
+
+    #[test]
+    fn a_build_is_a_vm_and_one_of_few() {
+        let limits = limits(1, 1);
+        let build = limits.build("a", 0).unwrap();
+        assert!(limits.build("b", 0).is_err());
+        assert!(limits.children("b", 1).is_err());
+        drop(build);
+        assert!(limits.children("b", 1).is_ok());
+    }
+}

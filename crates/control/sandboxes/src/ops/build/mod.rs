@@ -1,0 +1,98 @@
+//! Making the first snapshot of a line: boot, warm up, freeze.
+
+mod assets;
+mod parent;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forkd_api::{EventKind, SnapshotInfo};
+use forkd_types::Tag;
+
+use crate::app::App;
+use crate::error::Error;
+use crate::limits::BuildSlot;
+use crate::ops::writing::Claimed;
+use crate::trace::TARGET;
+
+/// What the root disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Disk {
+    /// An image by name.
+    Image(Tag),
+    /// A file on the host.
+    File(PathBuf),
+}
+
+/// A checked request for a parent.
+#[derive(Debug, Clone)]
+pub struct BuildRequest {
+    /// What the root disk is.
+    pub disk: Disk,
+    /// A kernel on the host, in place of the usual one.
+    pub kernel: Option<PathBuf>,
+    /// An initial RAM disk on the host, in place of the usual one.
+    pub initramfs: Option<PathBuf>,
+    /// Guest memory, in place of the image's own wish.
+    pub memory_mib: Option<u32>,
+    /// vCPUs, in place of the image's own wish.
+    pub vcpus: Option<u8>,
+    /// A command to run before the cut.
+    pub warmup: Vec<String>,
+    /// Python to run before the cut.
+    pub warmup_code: Option<String>,
+    /// The longest that boot and warm-up may take.
+    pub timeout: Duration,
+    /// Labels of the snapshot.
+    pub labels: BTreeMap<String, String>,
+    /// Who asks.
+    pub owner: String,
+}
+
+/// Builds a parent and stores it under the claimed tag.
+#[tracing::instrument(target = TARGET, skip_all, fields(forkd.snapshot = %claim.tag()))]
+pub async fn build(
+    app: &Arc<App>,
+    request: BuildRequest,
+    claim: Claimed,
+) -> Result<SnapshotInfo, Error> {
+    let tag = claim.tag().clone();
+    let (result, claim) = match prepare(app, &request).await {
+        Ok((assets, slot)) => {
+            let made = parent::make(app, &request, claim, assets).await;
+            drop(slot);
+            made
+        }
+        Err(error) => (Err(error), Some(claim)),
+    };
+    match &result {
+        Ok(_) => {
+            // First: a listener may use the tag at once.
+            drop(claim);
+            app.events.tell(EventKind::SnapshotReady, &tag, None);
+        }
+        Err(error) => {
+            tracing::warn!(%tag, error = error.chain(), "the parent could not be built");
+            app.events
+                .tell(EventKind::SnapshotFailed, &tag, Some(error.chain()));
+            if let Some(claim) = claim {
+                claim.failed(error.chain());
+            }
+        }
+    }
+    result
+}
+
+/// Asks for room before the first resource is taken.
+async fn prepare(
+    app: &Arc<App>,
+    request: &BuildRequest,
+) -> Result<(assets::Assets, BuildSlot), Error> {
+    app.check_open()?;
+    let assets = assets::find(app, request).await?;
+    let slot = app.limits.build(&request.owner, assets.memory_mib)?;
+    app.limits.store_room(&app.store)?;
+    Ok((assets, slot))
+}

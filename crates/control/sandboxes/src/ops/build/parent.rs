@@ -1,0 +1,402 @@
+//! One parent, from boot to snapshot.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkd_agent_client::Client;
+use forkd_api::{ErrorCode, SnapshotInfo};
+use forkd_formats::image::Interpreter;
+use forkd_guest_proto::{
+    EvalMode, EvalRequest, ExecRequest, FreezeRequest, InterpStart, QuiesceRequest, Warmup,
+};
+use forkd_store::{Cpu, Ingested, Source};
+use forkd_types::{Engine, SandboxId, Tag};
+use forkd_vmm_link::Vmm;
+use forkd_vmm_proto::spawn::Limits;
+use forkd_vmm_proto::{Event, LINUX_CMDLINE};
+
+use super::BuildRequest;
+use super::assets::{Assets, HostFile, RootDisk};
+use crate::app::App;
+use crate::clock;
+use crate::error::Error;
+use crate::launch::{self, BootInput, VmFiles};
+use crate::ops::writing::Claimed;
+use crate::sandbox::birth::EPOCH;
+use crate::sandbox::cut::{AboutParent, cut_parent};
+use crate::sandbox::layers::new_layers;
+use crate::sandbox::owner::SandboxOwner;
+use crate::state::{DiskStack, SandboxRecord};
+
+/// The serial number of the root disk in the guest.
+const SERIAL: &str = "root";
+/// How long the processes of a parent may take to freeze, in milliseconds. A warm-up may leave one that waits for a disk.
+const FREEZE_MS: u64 = 30_000;
+/// How long the agent of a parent that says it is ready may take to answer.
+const CONNECT: Duration = Duration::from_secs(60);
+
+/// A parent with its VM. It has an owner like any sandbox, but is not registered: no request can name it.
+struct Parent {
+    owner: SandboxOwner,
+    files: VmFiles,
+    started: Instant,
+}
+
+/// Boots a parent, warms it up, cuts it and stores the cut.
+pub async fn make(
+    app: &Arc<App>,
+    request: &BuildRequest,
+    claim: Claimed,
+    assets: Assets,
+) -> (Result<SnapshotInfo, Error>, Option<Claimed>) {
+    let id = SandboxId::from_parts(clock::unix(), rand::random());
+    let mut claim = Some(claim);
+    let building = build_vm(app, request, &id, &mut claim, &assets);
+    let result = match tokio::time::timeout(request.timeout, building).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::Timeout {
+            what: "the build of the parent".to_owned(),
+            seconds: request.timeout.as_secs(),
+        }),
+    };
+    let console = console_tail(app, &id);
+    if let Err(error) = app.launcher.kill(&id).await {
+        tracing::warn!(sandbox = %id, error = crate::error::chain(&error), "the parent's VMM was not ended");
+    }
+    let removed = app
+        .blocking(move |app| {
+            app.dirs.remove(&id);
+            Ok(())
+        })
+        .await;
+    let result = result.map_err(|error| with_console(error, &console));
+    (result.and_then(|info| removed.map(|()| info)), claim)
+}
+
+async fn build_vm(
+    app: &Arc<App>,
+    request: &BuildRequest,
+    id: &SandboxId,
+    claim: &mut Option<Claimed>,
+    assets: &Assets,
+) -> Result<SnapshotInfo, Error> {
+    let base = ingest_base(app, assets).await?;
+    let mut parent = Parent::launch(app, id, claim.as_ref(), assets, &base).await?;
+    parent.boot(assets, &base).await?;
+    let client = parent.agent().await?;
+    warm_up(&client, request, assets).await?;
+    let about = AboutParent {
+        ready_us: clock::micros(parent.started.elapsed()),
+        labels: request.labels.clone(),
+    };
+    metrics::histogram!("forkd_parent_ready_seconds")
+        .record(parent.started.elapsed().as_secs_f64());
+    parent.describe(&client, assets).await?;
+    client
+        .quiesce(QuiesceRequest::default())
+        .await
+        .map_err(Error::agent("the parent could not be prepared for the cut"))?;
+    // Children thaw their processes once their identity is in force. The parent is not needed after the cut.
+    client
+        .freeze(FreezeRequest {
+            timeout_ms: Some(FREEZE_MS),
+        })
+        .await
+        .map_err(Error::agent(
+            "the processes of the parent could not be frozen",
+        ))?;
+    client.close();
+    drop(client);
+    let owned = claim.take().ok_or(Error::Task)?;
+    let (done, given_back) = cut_parent(&mut parent.owner, owned, about).await;
+    *claim = Some(given_back);
+    Ok(done?.info)
+}
+
+/// The end of what a parent printed, for the one who asks why it did not come up.
+fn console_tail(app: &App, id: &SandboxId) -> String {
+    let bytes = std::fs::read(app.dirs.console(id)).unwrap_or_default();
+    let tail = bytes
+        .get(bytes.len().saturating_sub(600)..)
+        .unwrap_or_default();
+    String::from_utf8_lossy(tail)
+        .chars()
+        .filter(|c| !c.is_control() || *c == '\n')
+        .collect()
+}
+
+fn with_console(error: Error, console: &str) -> Error {
+    if console.is_empty() {
+        return error;
+    }
+    let hint = format!("the end of the parent's console: {}", console.trim());
+    match error.code() {
+        code @ (ErrorCode::Timeout | ErrorCode::SandboxGone | ErrorCode::AgentUnreachable) => {
+            Error::hinted(code, error.chain(), hint)
+        }
+        _ => error,
+    }
+}
+
+async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error> {
+    let disk = assets.disk.clone();
+    app.blocking(move |app| {
+        let ingested = match &disk {
+            RootDisk::Installed(path) => match app.store.ingest_own(path) {
+                Ok(linked) => Ok(linked),
+                // Another file system does not share names; then it is copied.
+                Err(_) => {
+                    let file = File::open(path).map_err(Error::io("open", path))?;
+                    app.store.ingest_copy(&file)
+                }
+            },
+            RootDisk::Named(disk) => app.store.ingest_copy(&disk.file),
+        };
+        ingested.map_err(Error::store("the root disk could not be stored"))
+    })
+    .await
+}
+
+impl Parent {
+    async fn launch(
+        app: &Arc<App>,
+        id: &SandboxId,
+        claim: Option<&Claimed>,
+        assets: &Assets,
+        base: &Ingested,
+    ) -> Result<Self, Error> {
+        let tag = claim.ok_or(Error::Task)?.tag().clone();
+        let engine = app.launcher.engine().await?;
+        let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
+        let taken = app
+            .launcher
+            .take(shape, std::slice::from_ref(id), &Limits::default())
+            .await?;
+        let taken = taken.into_iter().next().ok_or_else(|| {
+            Error::refused(
+                ErrorCode::LaunchFailed,
+                "the VMM process ended before it could be used",
+            )
+        })?;
+        let record = record(id.clone(), tag, engine, assets, base);
+        let (files, record) = app
+            .blocking(move |app| {
+                let files = parent_files(app, &record)?;
+                Ok((files, record))
+            })
+            .await?;
+        let (vmm, events) = Vmm::new(taken.control, EPOCH, taken.vm.capabilities)
+            .map_err(Error::io("use", "the control socket of a VMM"))?;
+        let owner = SandboxOwner::of_parent(app, record, vmm, events);
+        owner
+            .save(|record| {
+                record.add_layers(files.layers.iter().map(|layer| (layer.slot, &layer.name)));
+            })
+            .await?;
+        Ok(Self {
+            owner,
+            files,
+            started: Instant::now(),
+        })
+    }
+
+    async fn boot(&self, assets: &Assets, base: &Ingested) -> Result<(), Error> {
+        let clone = |host: &HostFile| host.file.try_clone().map_err(Error::io("use", &host.path));
+        let input = BootInput {
+            kernel: clone(&assets.kernel)?,
+            initramfs: Some(clone(&assets.initramfs)?),
+            cmdline: LINUX_CMDLINE.to_owned(),
+            base: self
+                .owner
+                .app
+                .store
+                .open_blob(&base.blob.digest)
+                .map_err(Error::store("the root disk cannot be opened"))?,
+            read_only: false,
+            serial: SERIAL.to_owned(),
+        };
+        launch::boot(&self.owner.vmm, &input, &self.files).await
+    }
+
+    /// Waits until the agent says that it is ready.
+    async fn agent(&mut self) -> Result<Client, Error> {
+        let sandbox = Arc::clone(&self.owner.sandbox);
+        let gone = |how: String| Error::Gone {
+            id: sandbox.id.clone(),
+            how,
+        };
+        loop {
+            match self.owner.events.next().await.map(|event| event.event) {
+                Some(Event::AgentReady) => break,
+                Some(Event::Stopped { cause }) => return Err(gone(format!("{cause:?}"))),
+                Some(_) => {}
+                None => return Err(gone("the VMM process ended".into())),
+            }
+        }
+        sandbox.connect(CONNECT).await.map_err(|error| {
+            Error::refused(
+                ErrorCode::AgentUnreachable,
+                format!(
+                    "the parent's agent does not answer: {}",
+                    crate::error::chain(&error)
+                ),
+            )
+        })
+    }
+
+    /// Notes the versions of the programs in the guest.
+    async fn describe(&self, client: &Client, assets: &Assets) -> Result<(), Error> {
+        let agent = client.hello().program.clone();
+        let numpy = numpy_version(client, assets).await;
+        self.owner
+            .save(|record| {
+                record.agent = agent;
+                record.numpy = numpy;
+            })
+            .await?;
+        Ok(())
+    }
+}
+
+fn parent_files(app: &App, record: &SandboxRecord) -> Result<VmFiles, Error> {
+    let mut files = app.dirs.create(&record.id)?;
+    files.layers = new_layers(app, record)?;
+    Ok(files)
+}
+
+async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
+    if let Some(warmup) = &assets.warmup {
+        let started = client
+            .interp_start(InterpStart {
+                language: warmup.interpreter.name().to_owned(),
+                env: assets
+                    .env
+                    .iter()
+                    .map(|(key, value)| (key.clone(), Some(value.clone())))
+                    .collect(),
+                warmup: Warmup {
+                    imports: warmup.imports.clone(),
+                    code: warmup.code.clone(),
+                },
+                timeout_ms: Some(u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX)),
+                ..InterpStart::default()
+            })
+            .await
+            .map_err(Error::agent("the interpreter could not be warmed up"))?;
+        if let Some(error) = started.warmup_error {
+            return Err(Error::refused(
+                ErrorCode::AgentFailed,
+                format!(
+                    "the image's warm-up raised {}: {}",
+                    error.name, error.message
+                ),
+            ));
+        }
+    } else {
+        // Every child would have to start it; a guest without one is as good.
+        let python = InterpStart {
+            language: "python".to_owned(),
+            timeout_ms: Some(u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX)),
+            ..InterpStart::default()
+        };
+        if let Err(error) = client.interp_start(python).await {
+            tracing::info!(error = crate::error::chain(&error), "no warm interpreter");
+        }
+    }
+    if !request.warmup.is_empty() {
+        let done = client
+            .exec_capture(ExecRequest {
+                argv: request.warmup.clone(),
+                ..ExecRequest::default()
+            })
+            .await
+            .map_err(Error::agent("the warm-up command could not be run"))?;
+        if !done.result.status.success() {
+            let stderr: String = String::from_utf8_lossy(&done.stderr)
+                .chars()
+                .take(500)
+                .collect();
+            return Err(Error::refused(
+                ErrorCode::AgentFailed,
+                format!(
+                    "the warm-up command ended with {:?}: {}",
+                    done.result.status,
+                    stderr.trim()
+                ),
+            ));
+        }
+    }
+    if let Some(code) = &request.warmup_code {
+        let done = client
+            .eval(EvalRequest {
+                code: code.clone(),
+                mode: EvalMode::Auto,
+                ..EvalRequest::default()
+            })
+            .await
+            .map_err(Error::agent("the warm-up code could not be run"))?;
+        if let Some(error) = done.result.error {
+            return Err(Error::refused(
+                ErrorCode::AgentFailed,
+                format!("the warm-up code raised {}: {}", error.name, error.message),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// NumPy in the warm interpreter; empty if it is not loaded.
+async fn numpy_version(client: &Client, assets: &Assets) -> String {
+    if assets
+        .warmup
+        .as_ref()
+        .is_none_or(|warmup| warmup.interpreter != Interpreter::Python)
+    {
+        return String::new();
+    }
+    let code = "getattr(__import__('sys').modules.get('numpy'), '__version__', '')";
+    let request = EvalRequest {
+        code: code.to_owned(),
+        mode: EvalMode::Eval,
+        ..EvalRequest::default()
+    };
+    match client.eval(request).await {
+        Ok(done) => done
+            .result
+            .json
+            .and_then(|value| value.as_str().map(str::to_owned))
+            .unwrap_or_default(),
+        Err(_) => String::new(),
+    }
+}
+
+/// The parent as a sandbox. Its first snapshot has the tag that is built, and no snapshot lies below it.
+fn record(
+    id: SandboxId,
+    tag: Tag,
+    engine: Engine,
+    assets: &Assets,
+    base: &Ingested,
+) -> SandboxRecord {
+    SandboxRecord {
+        engine,
+        tag,
+        memory_mib: assets.memory_mib,
+        vcpus: assets.vcpus,
+        disks: vec![DiskStack {
+            base: base.blob,
+            layers: Vec::new(),
+            read_only: false,
+            serial: SERIAL.to_owned(),
+        }],
+        source: Source {
+            image: assets.image.clone(),
+            kernel: assets.kernel.path.display().to_string(),
+            kernel_digest: None,
+            initramfs_digest: None,
+            cmdline: LINUX_CMDLINE.to_owned(),
+        },
+        ..SandboxRecord::unreadable(id)
+    }
+}

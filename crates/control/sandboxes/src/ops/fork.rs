@@ -1,0 +1,55 @@
+//! Forking a running sandbox into live children.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forkd_api::SandboxInfo;
+use forkd_types::SandboxId;
+
+use super::branch::cut;
+use super::spawn::{self, CreateRequest};
+use crate::app::App;
+use crate::error::Error;
+use crate::sandbox::{CutMode, Destination, SourceSnapshot};
+
+/// A checked request for children of a running sandbox.
+#[derive(Debug, Clone)]
+pub struct Fork {
+    /// How many.
+    pub count: usize,
+    /// Who asks.
+    pub owner: String,
+    /// When they are to be deleted.
+    pub expires_at_unix: Option<u64>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Freeze the user processes of the source for the cut.
+    pub freeze: bool,
+}
+
+/// Cuts the sandbox and starts children from the cut, which lives on in them alone. The children descend from the snapshot
+/// that the sandbox was started from.
+pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<SandboxInfo>, Error> {
+    app.check_open()?;
+    let sandbox = app.sandboxes.get(id)?;
+    // Everything that can be refused is refused before the source is stopped.
+    let slots = app.limits.children(&fork.owner, fork.count)?;
+    let cut_slot = app.limits.cut(&app.store)?;
+    let record = sandbox.record();
+    let lineage = record.as_parent();
+    let request = CreateRequest {
+        tag: record.tag,
+        count: fork.count,
+        owner: fork.owner,
+        expires_at_unix: fork.expires_at_unix,
+        memory_limit_mib: record.memory_limit_mib,
+        labels: fork.labels,
+        workspace: None,
+        id: None,
+    };
+    let made = cut(&sandbox, Destination::Live, CutMode::Diff, fork.freeze).await?;
+    drop(cut_slot);
+    let source = SourceSnapshot::of_cut(app, made.published, lineage).await?;
+    let children = spawn::start_from(app, &request, source, slots).await?;
+    spawn::ready(&children).await
+}

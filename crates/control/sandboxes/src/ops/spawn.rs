@@ -1,0 +1,242 @@
+//! Starting children of a snapshot.
+//!
+//! The request is refused as a whole or every child gets an ID and an owner at once. From then on each child is on its own:
+//! it becomes ready, durable and usable, or fails, without waiting for a sibling.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkd_api::{ErrorCode, SandboxInfo};
+use forkd_types::{SandboxId, Tag};
+use forkd_vmm_proto::Shape;
+use forkd_vmm_proto::spawn::{Limits, MAX_BATCH};
+use tokio::sync::oneshot;
+
+use crate::app::App;
+use crate::clock;
+use crate::error::{Error, chain};
+use crate::launch::{self, StartedVm};
+use crate::limits::VmSlot;
+use crate::sandbox::birth::{Birth, Launch};
+use crate::sandbox::disk_budget;
+use crate::sandbox::{SandboxHandle, SourceSnapshot, owner};
+use crate::state::{DiskStack, LayerRef, RECORD_VERSION, SandboxRecord, StoredState};
+use crate::trace::{self, TARGET};
+
+/// How long an answer waits until a child that failed is removed.
+const REMOVED: Duration = Duration::from_secs(10);
+
+/// A checked request for children.
+#[derive(Debug, Clone)]
+pub struct CreateRequest {
+    /// What to start from.
+    pub tag: Tag,
+    /// How many.
+    pub count: usize,
+    /// Who asks.
+    pub owner: String,
+    /// When they are to be deleted.
+    pub expires_at_unix: Option<u64>,
+    /// Limit on host memory.
+    pub memory_limit_mib: Option<u64>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// The workspace it is for.
+    pub workspace: Option<String>,
+    /// Use this ID; only with one child.
+    pub id: Option<SandboxId>,
+}
+
+impl CreateRequest {
+    /// What each child may use of the host.
+    fn limits(&self) -> Limits {
+        Limits {
+            memory_bytes: self.memory_limit_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            ..Limits::default()
+        }
+    }
+}
+
+/// Starts children of a tag and waits until each is ready or has failed.
+pub async fn create(app: &Arc<App>, request: CreateRequest) -> Result<Vec<SandboxInfo>, Error> {
+    let children = start(app, request).await?;
+    ready(&children).await
+}
+
+/// Starts children of a tag. What can be refused is refused here.
+pub async fn start(
+    app: &Arc<App>,
+    request: CreateRequest,
+) -> Result<Vec<Arc<SandboxHandle>>, Error> {
+    app.check_open()?;
+    let source = SourceSnapshot::open(app, &request.tag).await?;
+    let slots = app.limits.children(&request.owner, request.count)?;
+    start_from(app, &request, source, slots).await
+}
+
+/// Waits until each child is ready or has failed. Children that failed are in the answer with their error; if all failed,
+/// the answer is the error of the first.
+pub async fn ready(children: &[Arc<SandboxHandle>]) -> Result<Vec<SandboxInfo>, Error> {
+    for child in children {
+        child.launched().await;
+        if child.failure().is_some() {
+            // The answer comes when nothing of a failed child is left, unless its process does not end.
+            let _ = tokio::time::timeout(REMOVED, child.gone.cancelled()).await;
+        }
+    }
+    let infos: Vec<_> = children.iter().map(|child| child.info()).collect();
+    let failures: Vec<_> = children.iter().map(|child| child.failure()).collect();
+    if failures.iter().all(Option::is_some)
+        && let Some(error) = failures.into_iter().flatten().next()
+    {
+        return Err(error);
+    }
+    Ok(infos)
+}
+
+/// Gives every child an ID and an owner, and fetches the shells for them.
+#[tracing::instrument(target = TARGET, name = "launch", skip_all, fields(forkd.snapshot = %source.manifest.tag, forkd.count = request.count))]
+pub async fn start_from(
+    app: &Arc<App>,
+    request: &CreateRequest,
+    source: SourceSnapshot,
+    slots: Vec<VmSlot>,
+) -> Result<Vec<Arc<SandboxHandle>>, Error> {
+    let started = Instant::now();
+    let manifest = Arc::clone(&source.manifest);
+    let engine = app.launcher.engine().await?;
+    launch::check_engine(&manifest, engine)?;
+    let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
+    let inherited = disk_budget::inherited(app, &manifest);
+    let source = Arc::new(source);
+    let mut children = Vec::with_capacity(slots.len());
+    let mut waiting = Vec::with_capacity(slots.len());
+    for (id, slot) in new_ids(request).into_iter().zip(slots) {
+        let (hand_over, shell) = oneshot::channel();
+        let launch = Launch {
+            source: Arc::clone(&source),
+            shell,
+            started,
+        };
+        let record = record(request, &source, inherited, id.clone());
+        children.push(owner::start(app, record, slot, Birth::Launch(launch)));
+        waiting.push((id, hand_over));
+    }
+    trace::spawn(hand_out(
+        Arc::clone(app),
+        shape,
+        request.limits(),
+        waiting,
+        children.clone(),
+    ));
+    Ok(children)
+}
+
+type Waiting = Vec<(SandboxId, oneshot::Sender<Result<StartedVm, Error>>)>;
+
+/// Fetches shells and hands each to its owner as soon as it is there.
+async fn hand_out(
+    app: Arc<App>,
+    shape: Shape,
+    limits: Limits,
+    mut waiting: Waiting,
+    children: Vec<Arc<SandboxHandle>>,
+) {
+    while !waiting.is_empty() {
+        let rest = waiting.split_off(waiting.len().min(MAX_BATCH));
+        let batch = std::mem::replace(&mut waiting, rest);
+        let ids: Vec<_> = batch.iter().map(|(id, _)| id.clone()).collect();
+        // A child that was deleted meanwhile does not listen; its owner ends the process.
+        match app.launcher.take(shape, &ids, &limits).await {
+            Ok(mut taken) => {
+                for (id, owner) in batch {
+                    let shell = taken.iter().position(|taken| taken.vm.id == id);
+                    let shell = shell.map(|at| taken.swap_remove(at)).ok_or_else(|| {
+                        Error::refused(
+                            ErrorCode::LaunchFailed,
+                            "the VMM process ended before it could be used",
+                        )
+                    });
+                    let _ = owner.send(shell);
+                }
+            }
+            Err(error) => {
+                let error = Error::from(error);
+                for (_, owner) in batch {
+                    let same = Error::refused(error.code(), error.chain());
+                    let _ = owner.send(Err(same));
+                }
+            }
+        }
+    }
+    for child in &children {
+        child.launched().await;
+    }
+    // Shells are made when the children have started: making them competes for the processors.
+    if let Err(error) = app.keep_ready(shape).await {
+        tracing::debug!(error = chain(&error), "the pool was not set");
+    }
+}
+
+fn new_ids(request: &CreateRequest) -> Vec<SandboxId> {
+    let now = clock::unix();
+    match &request.id {
+        Some(id) => vec![id.clone()],
+        None => (0..request.count)
+            .map(|_| SandboxId::from_parts(now, rand::random()))
+            .collect(),
+    }
+}
+
+fn record(
+    request: &CreateRequest,
+    source: &SourceSnapshot,
+    inherited_disk_bytes: u64,
+    id: SandboxId,
+) -> SandboxRecord {
+    let manifest = &source.manifest;
+    let disks = manifest
+        .disks
+        .iter()
+        .map(|disk| DiskStack {
+            base: disk.base,
+            layers: disk.layers.iter().copied().map(LayerRef::Blob).collect(),
+            read_only: disk.read_only,
+            serial: disk.serial.clone(),
+        })
+        .collect();
+    SandboxRecord {
+        version: RECORD_VERSION,
+        id,
+        state: StoredState::Launching,
+        tag: source.lineage.tag.clone(),
+        manifest: source.lineage.digest,
+        pid: None,
+        owner: request.owner.clone(),
+        created_at_unix: clock::unix(),
+        expires_at_unix: request.expires_at_unix,
+        memory_limit_mib: request.memory_limit_mib,
+        labels: request.labels.clone(),
+        workspace: request.workspace.clone(),
+        hostname: None,
+        ready_us: None,
+        failure: None,
+        branch_count: 0,
+        last_branch_memory_path: None,
+        engine: manifest.engine,
+        memory_mib: manifest.memory_mib,
+        vcpus: manifest.vcpus,
+        cpu: manifest.cpu,
+        memory: manifest.memory.clone(),
+        disks,
+        source: manifest.source.clone(),
+        built: None,
+        checkpoints: Vec::new(),
+        rolling_back: None,
+        layer_count: 0,
+        inherited_disk_bytes,
+        agent: manifest.versions.agent.clone(),
+        numpy: manifest.versions.numpy.clone(),
+    }
+}

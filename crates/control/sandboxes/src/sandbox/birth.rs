@@ -1,0 +1,300 @@
+//! How a sandbox gets its VM: launched from a snapshot, adopted from an earlier daemon, or lost with its VM.
+//!
+//! Each child becomes ready by itself. It waits for its own shell and its own guest, never for a sibling.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkd_api::{ErrorCode, EventKind};
+use forkd_guest_proto::IdentityReport;
+use forkd_vmm_link::Vmm;
+use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
+use tokio::sync::{Semaphore, oneshot};
+
+use super::checkpoint::CheckpointAsk;
+use super::handle::SandboxHandle;
+use super::identity;
+use super::layers::new_layers;
+use super::owner::{Ask, SandboxOwner};
+use super::source::SourceSnapshot;
+use super::state::Step;
+use crate::app::App;
+use crate::error::Error;
+use crate::launch::{self, StartedVm, VmFiles};
+use crate::state::{SandboxRecord, StoredState};
+use crate::trace::TARGET;
+use crate::{clock, touched};
+
+/// The number successive owners of a control socket are told apart by.
+pub const EPOCH: u32 = 1;
+/// How long a starting child keeps its place among those that start at once.
+const START_SLOT: Duration = Duration::from_secs(5);
+/// How long an adopted VMM may take to answer.
+const STATUS: Duration = Duration::from_secs(10);
+
+/// Where a sandbox's VM comes from.
+pub enum Birth {
+    /// A shell that is filled from a snapshot.
+    Launch(Launch),
+    /// A VM that an earlier daemon started.
+    Adopt(Adoption),
+    /// There is no VM any more; the sandbox is shown as failed until it is deleted.
+    Lost(String),
+}
+
+/// A child that is started.
+pub struct Launch {
+    /// The snapshot, opened once for all children of a request.
+    pub source: Arc<SourceSnapshot>,
+    /// The shell, when `forkd-spawn` has handed it out.
+    pub shell: oneshot::Receiver<Result<StartedVm, Error>>,
+    /// When the request came.
+    pub started: Instant,
+}
+
+/// A VM that an earlier daemon started.
+pub struct Adoption {
+    /// The VM and its control socket.
+    pub taken: StartedVm,
+    /// Tells answers to this daemon from those to the daemon before.
+    pub epoch: u32,
+}
+
+/// A sandbox without a VM.
+pub(super) enum Stillborn {
+    /// It never ran: nothing of it is kept.
+    Removed,
+    /// It ran once: it stays visible as failed.
+    Kept,
+}
+
+/// Gives a sandbox its VM.
+pub(super) async fn bear(
+    app: &Arc<App>,
+    sandbox: &Arc<SandboxHandle>,
+    birth: Birth,
+) -> Result<SandboxOwner, Stillborn> {
+    match birth {
+        Birth::Launch(launch) => launch_child(app, sandbox, launch).await,
+        Birth::Adopt(adoption) => adopt(app, sandbox, adoption).await,
+        Birth::Lost(how) => {
+            lost(app, sandbox, how).await;
+            Err(Stillborn::Kept)
+        }
+    }
+}
+
+#[tracing::instrument(target = TARGET, name = "start", skip_all, fields(forkd.sandbox = %sandbox.id))]
+async fn launch_child(
+    app: &Arc<App>,
+    sandbox: &Arc<SandboxHandle>,
+    launch: Launch,
+) -> Result<SandboxOwner, Stillborn> {
+    let launched = tokio::select! {
+        launched = fill_shell(app, sandbox, launch) => launched,
+        () = sandbox.stop.cancelled() => Err(Error::Gone {
+            id: sandbox.id.clone(),
+            how: "it was deleted before it was ready".into(),
+        }),
+    };
+    launched.map_err(|error| {
+        metrics::counter!("forkd_launch_failures_total").increment(1);
+        tracing::warn!(sandbox = %sandbox.id, error = error.chain(), "a child did not start");
+        sandbox.set_error(error.code(), error.chain(), error.hint());
+        sandbox.step(Step::Ended);
+        app.events
+            .tell(EventKind::SandboxFailed, &sandbox.id, Some(error.chain()));
+        Stillborn::Removed
+    })
+}
+
+/// From a shell to a running, recorded sandbox.
+async fn fill_shell(
+    app: &Arc<App>,
+    sandbox: &Arc<SandboxHandle>,
+    launch: Launch,
+) -> Result<SandboxOwner, Error> {
+    let Launch {
+        source,
+        shell,
+        started,
+    } = launch;
+    let taken = shell.await.map_err(|_| Error::Task)??;
+    let record = sandbox.update(|record| record.pid = Some(taken.vm.pid));
+    let files = {
+        let record = record.clone();
+        app.blocking(move |app| child_files(app, &record)).await?
+    };
+    let (vmm, events) = Vmm::new(taken.control, EPOCH, taken.vm.capabilities)
+        .map_err(Error::io("use", "the control socket of a VMM"))?;
+    let owner = SandboxOwner {
+        app: Arc::clone(app),
+        sandbox: Arc::clone(sandbox),
+        lease: app.store.hold(record.blobs()),
+        vmm,
+        events,
+        ended: None,
+        recorded: true,
+    };
+    let limit = app.config.ready_timeout;
+    let ready = tokio::time::timeout(limit, become_ready(&owner, &source, &files, started));
+    let report = in_turn(&app.start_slots, ready).await.unwrap_or_else(|_| {
+        Err(Error::Timeout {
+            what: format!("the start of sandbox {}", sandbox.id),
+            seconds: limit.as_secs(),
+        })
+    })?;
+    metrics::histogram!("forkd_ready_seconds").record(started.elapsed().as_secs_f64());
+    if source.records_touched() {
+        touched::record(app, &owner.vmm, source.manifest.state.digest).await;
+    }
+    owner
+        .save(|record| {
+            record.add_layers(files.layers.iter().map(|layer| (layer.slot, &layer.name)));
+            record.state = StoredState::Running;
+            record.hostname = Some(report.hostname);
+            record.ready_us = Some(clock::micros(started.elapsed()));
+        })
+        .await?;
+    sandbox.step(Step::Ready);
+    app.events.tell(EventKind::SandboxReady, &sandbox.id, None);
+    Ok(owner)
+}
+
+fn child_files(app: &App, record: &SandboxRecord) -> Result<VmFiles, Error> {
+    let mut files = app.dirs.create(&record.id)?;
+    files.layers = new_layers(app, record)?;
+    Ok(files)
+}
+
+/// Restores the VM and gives its guest an identity of its own: when this returns, the child is ready.
+async fn become_ready(
+    owner: &SandboxOwner,
+    source: &SourceSnapshot,
+    files: &VmFiles,
+    started: Instant,
+) -> Result<IdentityReport, Error> {
+    let sandbox = &owner.sandbox;
+    launch::restore(&owner.vmm, &source.manifest, &source.files, files, true).await?;
+    metrics::histogram!("forkd_restore_seconds").record(started.elapsed().as_secs_f64());
+    let client = sandbox
+        .connect(owner.app.config.ready_timeout)
+        .await
+        .map_err(|error| sandbox.unreachable(&error))?;
+    let report = identity::assume(&client, &sandbox.id).await?;
+    sandbox.keep_agent(Some(client)).await;
+    Ok(report)
+}
+
+/// Waits for a place among the children that start at once. Without places, a hundred children that start together would
+/// each be as late as the last. A child that hangs gives its place up after [`START_SLOT`].
+async fn in_turn<T>(slots: &Semaphore, start: impl Future<Output = T>) -> T {
+    let slot = slots.acquire().await;
+    tokio::pin!(start);
+    if let Ok(done) = tokio::time::timeout(START_SLOT, &mut start).await {
+        return done;
+    }
+    drop(slot);
+    start.await
+}
+
+async fn adopt(
+    app: &Arc<App>,
+    sandbox: &Arc<SandboxHandle>,
+    adoption: Adoption,
+) -> Result<SandboxOwner, Stillborn> {
+    let pid = adoption.taken.vm.pid;
+    match take_over(app, sandbox, adoption).await {
+        Ok(owner) => {
+            tracing::info!(sandbox = %sandbox.id, pid, "adopted");
+            Ok(owner)
+        }
+        Err(error) => {
+            tracing::warn!(sandbox = %sandbox.id, error = error.chain(), "not adopted");
+            if let Err(error) = app.launcher.kill(&sandbox.id).await {
+                tracing::error!(sandbox = %sandbox.id, error = crate::error::chain(&error), "the VMM process was not ended");
+            }
+            lost(
+                app,
+                sandbox,
+                "its VMM did not answer after a restart".into(),
+            )
+            .await;
+            Err(Stillborn::Kept)
+        }
+    }
+}
+
+async fn take_over(
+    app: &Arc<App>,
+    sandbox: &Arc<SandboxHandle>,
+    adoption: Adoption,
+) -> Result<SandboxOwner, Error> {
+    let Adoption { taken, epoch } = adoption;
+    let (vmm, events) = Vmm::new(taken.control, epoch, taken.vm.capabilities)
+        .map_err(Error::io("use", "the control socket of a VMM"))?;
+    let mut owner = SandboxOwner {
+        app: Arc::clone(app),
+        sandbox: Arc::clone(sandbox),
+        lease: app.store.hold(sandbox.record().blobs()),
+        vmm,
+        events,
+        ended: None,
+        recorded: true,
+    };
+    let paused = is_paused(&mut owner).await?;
+    // Whether the last cut of the earlier daemon succeeded is not known, so the next builds on the start.
+    let record = sandbox.update(|record| record.built = None);
+    sandbox.step(Step::Ready);
+    if paused && record.state == StoredState::Paused {
+        sandbox.step(Step::Pause);
+    } else if paused {
+        // The daemon died while it held the source of a cut.
+        owner.call(Command::Resume, &[]).await?;
+    }
+    if let Some(unfinished) = record.rolling_back {
+        // Going back a second time leads to the same state.
+        let (done, _) = oneshot::channel();
+        let again = CheckpointAsk::Rollback {
+            to: Some(unfinished),
+            done,
+        };
+        sandbox.ask(Ask::Checkpoint(Box::new(again)))?;
+    }
+    Ok(owner)
+}
+
+async fn is_paused(owner: &mut SandboxOwner) -> Result<bool, Error> {
+    let hello = Command::Hello {
+        version: PROTOCOL_VERSION,
+    };
+    let asking = async {
+        owner.call(hello, &[]).await?;
+        owner.call(Command::Status, &[]).await
+    };
+    let reply = tokio::time::timeout(STATUS, asking)
+        .await
+        .map_err(|_| Error::Timeout {
+            what: "the VMM's answer".into(),
+            seconds: STATUS.as_secs(),
+        })??;
+    match reply {
+        Reply::Status(status) if status.phase == VmmPhase::Running => Ok(false),
+        Reply::Status(status) if status.phase == VmmPhase::Paused => Ok(true),
+        _ => Err(Error::Task),
+    }
+}
+
+/// Shows a sandbox whose VM is gone as failed.
+async fn lost(app: &Arc<App>, sandbox: &SandboxHandle, how: String) {
+    let known = sandbox.record().state == StoredState::Failed;
+    let record = sandbox.update(|record| {
+        record.state = StoredState::Failed;
+        record.failure = Some(how.clone());
+    });
+    sandbox.set_error(ErrorCode::SandboxGone, how, None);
+    sandbox.step(Step::Ended);
+    if !known {
+        app.write_down(record).await;
+    }
+}

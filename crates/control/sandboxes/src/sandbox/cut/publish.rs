@@ -1,0 +1,214 @@
+//! From the files of a cut to its destination.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forkd_store::{
+    BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, Published, SCHEMA, Versions,
+};
+use forkd_vmm_proto::CutReport;
+
+use super::files::CutFiles;
+use super::{Cut, CutDone, CutMode, Destination};
+use crate::app::App;
+use crate::clock;
+use crate::error::Error;
+use crate::launch::check_budget;
+use crate::ops::snapshots;
+use crate::sandbox::layers;
+use crate::state::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
+
+/// The content that a cut left.
+struct Content {
+    state: Ingested,
+    memory: Ingested,
+    index: Option<Ingested>,
+    /// Frozen layers that were files of the sandbox, by name.
+    layers: Vec<(String, Ingested)>,
+}
+
+impl Cut<'_> {
+    /// Turns what was written into content, records that the frozen layers are content now, and reaches the destination.
+    pub(super) async fn publish(
+        &mut self,
+        record: &SandboxRecord,
+        files: CutFiles,
+        report: &CutReport,
+        started: Instant,
+    ) -> Result<CutDone, Error> {
+        let app = Arc::clone(&self.owner.app);
+        let content = {
+            let record = record.clone();
+            app.blocking(move |app| ingest(app, &record, &files))
+                .await?
+        };
+        self.settle(&content).await?;
+        layers::shorten(self.owner).await?;
+        let record = self.owner.sandbox.record();
+        let manifest = self.manifest(&record, &content, report, started);
+        let path = app.store.layout().blob(&content.memory.blob.digest);
+        let built = BuiltRecord {
+            image: report.image,
+            memory: manifest.memory.clone(),
+        };
+        check_budget(&manifest)?;
+        let published = self.reach(manifest).await?;
+        let record = self
+            .owner
+            .save(|record| {
+                record.branch_count += 1;
+                record.built = Some(built);
+                record.last_branch_memory_path = Some(path.display().to_string());
+            })
+            .await?;
+        self.owner.lease = app.store.hold(record.blobs());
+        let mut info = snapshots::info(&app, &published.manifest);
+        if self.mode == CutMode::Diff {
+            info.diff_ms = Some(report.total_us.saturating_sub(report.pause_us) / 1000);
+            info.diff_physical_bytes = Some(report.pages_written * forkd_types::PAGE_SIZE);
+            info.diff_logical_bytes = Some(u64::from(published.manifest.memory_mib) << 20);
+        }
+        Ok(CutDone { published, info })
+    }
+
+    /// The one place that decides whether content gets a name and becomes durable.
+    async fn reach(&self, manifest: Manifest) -> Result<Published, Error> {
+        let named = self.destination.tag().is_some();
+        self.owner
+            .app
+            .blocking(move |app| {
+                let published = if named {
+                    app.store.publish(manifest)
+                } else {
+                    app.store.unnamed(manifest)
+                };
+                published.map_err(Error::store("the snapshot could not be stored"))
+            })
+            .await
+    }
+
+    /// Replaces files of the sandbox by content in its record, and then removes their old names.
+    async fn settle(&mut self, content: &Content) -> Result<(), Error> {
+        let frozen: Vec<(String, BlobRef)> = content
+            .layers
+            .iter()
+            .map(|(name, layer)| (name.clone(), layer.blob))
+            .collect();
+        let record = self
+            .owner
+            .save(|record| {
+                for (name, blob) in &frozen {
+                    record.layer_is_content(name, *blob);
+                }
+            })
+            .await?;
+        self.owner.lease = self.owner.app.store.hold(record.blobs());
+        let names = frozen.into_iter().map(|(name, _)| name).collect();
+        layers::remove_files(self.owner, names).await
+    }
+
+    fn manifest(
+        &self,
+        record: &SandboxRecord,
+        content: &Content,
+        report: &CutReport,
+        started: Instant,
+    ) -> Manifest {
+        let memory = match &content.index {
+            Some(index) => {
+                let mut layers = record.builds_on().0.layers.clone();
+                layers.push(content.memory.blob);
+                MemoryManifest {
+                    layers,
+                    index: Some(index.blob),
+                }
+            }
+            None => MemoryManifest {
+                layers: vec![content.memory.blob],
+                index: None,
+            },
+        };
+        let (origin, labels) = match &self.destination {
+            Destination::Parent { about, .. } => (
+                Origin::Boot {
+                    ready_us: about.ready_us,
+                },
+                about.labels.clone(),
+            ),
+            Destination::Tag { .. } | Destination::Live | Destination::Suspend { .. } => (
+                Origin::Branch {
+                    sandbox: record.id.to_string(),
+                    pause_us: report.pause_us,
+                    total_us: clock::micros(started.elapsed()),
+                    pages: report.pages_written,
+                },
+                BTreeMap::new(),
+            ),
+        };
+        Manifest {
+            schema: SCHEMA,
+            // A live cut has no name of its own: its children descend from what the source was started from.
+            tag: self.destination.tag().unwrap_or(&record.tag).clone(),
+            created_at_unix: clock::unix(),
+            engine: record.engine,
+            memory_mib: record.memory_mib,
+            vcpus: record.vcpus,
+            cpu: record.cpu,
+            state: content.state.blob,
+            memory,
+            disks: record.disks.iter().map(frozen_disk).collect(),
+            source: record.source.clone(),
+            parent: (self.mode == CutMode::Diff).then(|| record.as_parent()),
+            origin,
+            versions: Versions {
+                forkd: env!("CARGO_PKG_VERSION").to_owned(),
+                vmm: env!("CARGO_PKG_VERSION").to_owned(),
+                agent: record.agent.clone(),
+                numpy: record.numpy.clone(),
+            },
+            labels,
+        }
+    }
+}
+
+fn ingest(app: &App, record: &SandboxRecord, files: &CutFiles) -> Result<Content, Error> {
+    let store = |name: &str| {
+        app.store
+            .ingest(&files.staging.file(name))
+            .map_err(Error::store("the cut could not be stored"))
+    };
+    let state = store("state")?;
+    let memory = store("memory")?;
+    let index = files.index.as_ref().map(|_| store("index")).transpose()?;
+    let dir = app.dirs.vm(&record.id);
+    let new = files.layer_names();
+    let mut layers = Vec::new();
+    for layer in record.disks.iter().flat_map(|disk| &disk.layers) {
+        if let LayerRef::Own(name) = layer
+            && !new.contains(name)
+        {
+            let content = app
+                .store
+                .ingest(&dir.join(name))
+                .map_err(Error::store("a disk layer could not be stored"))?;
+            layers.push((name.clone(), content));
+        }
+    }
+    Ok(Content {
+        state,
+        memory,
+        index,
+        layers,
+    })
+}
+
+/// The disk without the layers that came into use with the cut: all others are content by now.
+fn frozen_disk(disk: &DiskStack) -> DiskManifest {
+    DiskManifest {
+        base: disk.base,
+        layers: disk.frozen(),
+        read_only: disk.read_only,
+        serial: disk.serial.clone(),
+    }
+}

@@ -1,0 +1,42 @@
+//! Live sandboxes.
+//!
+//! One task ([`owner`]) owns each sandbox's VM. Requests that change it (branch, pause, stop) go through
+//! the sandbox's queue, which can say no; requests that only talk to the guest (exec, files) go to its
+//! agent directly.
+//!
+//! ```text
+//!                    ready                cut
+//!   Launching ─────────────────► Running ◄────► Cutting
+//!      │  │                      ▲  │ │            │
+//!      │  │ stop          resume │  │ │ pause      │ stop, ended
+//!      │  │                      │  │ ▼            │
+//!      │  │                     Paused│            │
+//!      │  └───────────┐           │   │            │
+//!      │ failed       ▼           ▼   ▼            ▼
+//!      └─────────► Failed ◄──── ended   Stopping ──► (gone)
+//! ```
+
+pub mod adopt;
+pub mod birth;
+mod checkpoint;
+pub(crate) mod cut;
+pub(crate) mod disk_budget;
+mod freeze;
+pub mod handle;
+#[cfg(test)]
+mod hold_tests;
+pub mod identity;
+pub(crate) mod layers;
+pub mod owner;
+mod registry;
+mod rollback;
+mod source;
+pub mod state;
+
+pub use checkpoint::{CheckpointAsk, info as checkpoint_info};
+pub use cut::{AboutParent, Caller, CutAsk, CutDone, CutMode, Destination};
+pub use handle::SandboxHandle;
+pub use owner::{Ask, Changes};
+pub use registry::Registry;
+pub use source::SourceSnapshot;
+pub use state::{Phase, Step};

@@ -1,0 +1,365 @@
+//! What is stored about sandboxes and workspaces.
+
+use std::collections::BTreeMap;
+
+use forkd_store::{BlobRef, Cpu, MemoryManifest, Parent, Source};
+use forkd_types::{Digest, Engine, SandboxId, Tag};
+use forkd_vmm_proto::ImageId;
+use serde::{Deserialize, Serialize};
+
+/// Where a sandbox was when it was last written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoredState {
+    /// Its creation has not been answered yet: after a restart it is ended.
+    Launching,
+    /// It was acknowledged.
+    Running,
+    /// It was acknowledged and stands still.
+    Paused,
+    /// It ended by itself; kept so that people can see why.
+    Failed,
+    /// It is being deleted: after a restart that is brought to its end.
+    Stopping,
+}
+
+impl StoredState {
+    /// As it is in the table.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Launching => "launching",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Failed => "failed",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
+/// The version of stored records. A record of a later version is not read.
+pub const RECORD_VERSION: u32 = 1;
+
+fn first_version() -> u32 {
+    1
+}
+
+/// A sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    /// The version of the record.
+    #[serde(default = "first_version")]
+    pub version: u32,
+    /// Its id.
+    pub id: SandboxId,
+    /// Where it was.
+    pub state: StoredState,
+    /// What it was started from.
+    pub tag: Tag,
+    /// Digest of that snapshot's manifest.
+    pub manifest: Digest,
+    /// The VMM process, once there is one.
+    pub pid: Option<u32>,
+    /// Who made it.
+    pub owner: String,
+    /// When it was made.
+    pub created_at_unix: u64,
+    /// When it is to be deleted.
+    #[serde(default)]
+    pub expires_at_unix: Option<u64>,
+    /// Limit on host memory.
+    #[serde(default)]
+    pub memory_limit_mib: Option<u64>,
+    /// What people put on it.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// The workspace it belongs to.
+    #[serde(default)]
+    pub workspace: Option<String>,
+    /// Host name in the guest.
+    #[serde(default)]
+    pub hostname: Option<String>,
+    /// From the request to the agent's answer.
+    #[serde(default)]
+    pub ready_us: Option<u64>,
+    /// Why it failed.
+    #[serde(default)]
+    pub failure: Option<String>,
+    /// How often it was branched.
+    #[serde(default)]
+    pub branch_count: u32,
+    /// Where the memory of its last branch lies.
+    #[serde(default)]
+    pub last_branch_memory_path: Option<String>,
+    /// The engine of its VM.
+    #[serde(default = "own_engine")]
+    pub engine: Engine,
+    /// Guest memory.
+    pub memory_mib: u32,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// Which CPU the guest sees.
+    pub cpu: Cpu,
+    /// The memory it was restored from.
+    pub memory: MemoryManifest,
+    /// Its disks.
+    pub disks: Vec<DiskStack>,
+    /// What it was booted from, at the root of its chain.
+    pub source: Source,
+    /// What the next cut builds on; the memory it was restored from if missing.
+    #[serde(default)]
+    pub built: Option<BuiltRecord>,
+    /// Points it can go back to, the oldest first.
+    #[serde(default)]
+    pub checkpoints: Vec<CheckpointRecord>,
+    /// It is about to go back to this checkpoint.
+    #[serde(default)]
+    pub rolling_back: Option<String>,
+    /// How many layers it has been given.
+    #[serde(default)]
+    pub layer_count: usize,
+    /// Bytes on disk of the layers of its snapshot, which do not count against its own limit.
+    #[serde(default)]
+    pub inherited_disk_bytes: u64,
+    /// Version of the agent.
+    #[serde(default)]
+    pub agent: String,
+    /// Version of NumPy in the warm interpreter.
+    #[serde(default)]
+    pub numpy: String,
+}
+
+/// The only engine there was before records named one.
+fn own_engine() -> Engine {
+    Engine::FORKD
+}
+
+/// The memory of the last cut that succeeded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuiltRecord {
+    /// The number by which the VMM knows it.
+    pub image: ImageId,
+    /// What it is made of.
+    pub memory: MemoryManifest,
+}
+
+/// A point a sandbox can go back to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointRecord {
+    /// Its name.
+    pub name: String,
+    /// The number by which the VMM knows it.
+    pub id: u64,
+    /// When it was made.
+    pub created_at_unix: u64,
+    /// How long the sandbox stood still.
+    pub pause_us: u64,
+    /// Bytes of memory it holds.
+    pub bytes: u64,
+    /// The layers of each disk that lie below it.
+    pub disks: Vec<Vec<LayerRef>>,
+}
+
+/// One disk of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStack {
+    /// The image at the bottom.
+    pub base: BlobRef,
+    /// Thin layers, the oldest first. A layer is added before the VMM is told of it, so the list may hold
+    /// an empty one that the VMM does not use, but it never lacks one that it does.
+    pub layers: Vec<LayerRef>,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// What the guest sees as the serial number.
+    pub serial: String,
+}
+
+/// A layer of a sandbox's disk.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerRef {
+    /// Frozen content in the store.
+    Blob(BlobRef),
+    /// A file in the sandbox's own directory.
+    Own(String),
+}
+
+impl DiskStack {
+    /// The content it consists of over its base, the oldest first.
+    pub fn frozen(&self) -> Vec<BlobRef> {
+        self.layers
+            .iter()
+            .filter_map(|layer| match layer {
+                LayerRef::Blob(blob) => Some(*blob),
+                LayerRef::Own(_) => None,
+            })
+            .collect()
+    }
+}
+
+impl SandboxRecord {
+    /// A sandbox of which only the ID is known.
+    pub fn unreadable(id: SandboxId) -> Self {
+        Self {
+            version: RECORD_VERSION,
+            id,
+            state: StoredState::Failed,
+            tag: "unknown".parse().expect("a constant that is a valid tag"),
+            manifest: Digest([0; 32]),
+            pid: None,
+            owner: String::new(),
+            created_at_unix: 0,
+            expires_at_unix: None,
+            memory_limit_mib: None,
+            labels: BTreeMap::new(),
+            workspace: None,
+            hostname: None,
+            ready_us: None,
+            failure: None,
+            branch_count: 0,
+            last_branch_memory_path: None,
+            engine: own_engine(),
+            memory_mib: 0,
+            vcpus: 0,
+            cpu: Cpu::Host,
+            memory: MemoryManifest {
+                layers: Vec::new(),
+                index: None,
+            },
+            disks: Vec::new(),
+            source: Source::default(),
+            built: None,
+            checkpoints: Vec::new(),
+            rolling_back: None,
+            layer_count: 0,
+            inherited_disk_bytes: 0,
+            agent: String::new(),
+            numpy: String::new(),
+        }
+    }
+
+    /// Every blob it uses.
+    pub fn blobs(&self) -> Vec<Digest> {
+        let mut all = Vec::new();
+        for memory in [Some(&self.memory), self.built.as_ref().map(|b| &b.memory)]
+            .into_iter()
+            .flatten()
+        {
+            all.extend(memory.layers.iter().map(|blob| blob.digest));
+            all.extend(memory.index.map(|blob| blob.digest));
+        }
+        all.extend(self.disks.iter().map(|disk| disk.base.digest));
+        all.extend(self.layers().filter_map(|layer| match layer {
+            LayerRef::Blob(blob) => Some(blob.digest),
+            LayerRef::Own(_) => None,
+        }));
+        all
+    }
+
+    /// Every layer of a disk it uses, or may go back to.
+    pub fn layers(&self) -> impl Iterator<Item = &LayerRef> {
+        self.disks.iter().flat_map(|disk| &disk.layers).chain(
+            self.checkpoints
+                .iter()
+                .flat_map(|c| c.disks.iter().flatten()),
+        )
+    }
+
+    /// The names of those that are files of its own.
+    pub fn own_layers(&self) -> Vec<String> {
+        self.layers()
+            .filter_map(|layer| match layer {
+                LayerRef::Own(name) => Some(name.clone()),
+                LayerRef::Blob(_) => None,
+            })
+            .collect()
+    }
+
+    /// Replaces a file of its own by content, wherever it is used.
+    pub fn layer_is_content(&mut self, name: &str, blob: BlobRef) {
+        let everywhere = self
+            .disks
+            .iter_mut()
+            .flat_map(|disk| &mut disk.layers)
+            .chain(
+                self.checkpoints
+                    .iter_mut()
+                    .flat_map(|c| c.disks.iter_mut().flatten()),
+            );
+        for layer in everywhere {
+            if matches!(layer, LayerRef::Own(found) if found == name) {
+                *layer = LayerRef::Blob(blob);
+            }
+        }
+    }
+
+    /// A number for a new layer of a disk that no layer of it has had.
+    pub fn layer_number(&self, disk: &DiskStack) -> usize {
+        self.layer_count.max(disk.layers.len())
+    }
+
+    /// Puts new layers on disks.
+    pub fn add_layers<'a>(&mut self, layers: impl Iterator<Item = (usize, &'a String)>) {
+        let mut next = self.layer_count;
+        for (slot, name) in layers {
+            if let Some(disk) = self.disks.get_mut(slot) {
+                next = next.max(self.layer_count.max(disk.layers.len()) + 1);
+                disk.layers.push(LayerRef::Own(name.clone()));
+            }
+        }
+        self.layer_count = next;
+    }
+
+    /// The memory the next cut builds on, and the number by which the VMM knows it.
+    pub fn builds_on(&self) -> (&MemoryManifest, ImageId) {
+        match &self.built {
+            Some(built) => (&built.memory, built.image),
+            None => (&self.memory, ImageId::START),
+        }
+    }
+
+    /// What a branch of it names as its parent.
+    pub fn as_parent(&self) -> Parent {
+        Parent {
+            tag: self.tag.clone(),
+            digest: self.manifest,
+        }
+    }
+}
+
+/// A workspace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceRecord {
+    /// The version of the record.
+    #[serde(default = "first_version")]
+    pub version: u32,
+    /// Its name.
+    pub name: Tag,
+    /// Its id.
+    pub id: String,
+    /// Who made it.
+    pub owner: String,
+    /// What it was first started from.
+    pub source: Tag,
+    /// Where its state lies.
+    #[serde(default)]
+    pub state_tag: Option<Tag>,
+    /// Its sandbox.
+    #[serde(default)]
+    pub sandbox: Option<SandboxId>,
+    /// It was suspended on request.
+    #[serde(default)]
+    pub suspended: bool,
+    /// When it was made.
+    pub created_at_unix: u64,
+    /// When it was last started or suspended.
+    pub last_active_unix: u64,
+    /// How its sandbox is started.
+    #[serde(default)]
+    pub per_child_netns: bool,
+    /// Limit on host memory.
+    #[serde(default)]
+    pub memory_limit_mib: Option<u64>,
+    /// Where the memory of its last state lies.
+    #[serde(default)]
+    pub last_branch_memory_path: Option<String>,
+}

@@ -1,0 +1,175 @@
+//! Which pages the first child of a snapshot touches until it is ready. The children after it find them present.
+//!
+//! The VMM writes and checks these files. They lie beside the store by the digest of the snapshot's state, and can
+//! be lost without harm.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forkd_store::volatile_file;
+use forkd_types::Digest;
+use forkd_vmm_link::Vmm;
+use forkd_vmm_proto::Command;
+
+use crate::app::App;
+use crate::error::Error;
+use crate::launch::FdList;
+
+/// What is being written has this ending.
+const UNFINISHED: &str = "new";
+/// The largest set that is kept, far above what a VMM writes.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The recorded sets.
+#[derive(Debug)]
+pub struct Touched {
+    dir: PathBuf,
+    /// Snapshots whose set is being recorded.
+    busy: Mutex<HashSet<Digest>>,
+}
+
+impl Touched {
+    /// Opens the directory, and makes it if it is missing.
+    pub fn open(dir: PathBuf) -> io::Result<Self> {
+        std::fs::create_dir_all(&dir)?;
+        Ok(Self {
+            dir,
+            busy: Mutex::default(),
+        })
+    }
+
+    fn path(&self, state: &Digest) -> PathBuf {
+        self.dir.join(state.hex())
+    }
+
+    /// The set of a snapshot, if there is one.
+    pub fn get(&self, state: &Digest) -> Option<File> {
+        File::open(self.path(state)).ok()
+    }
+
+    /// Removes the sets of all other snapshots, but for those that are being recorded.
+    pub fn keep_only(&self, states: &HashSet<Digest>) -> io::Result<()> {
+        // Held until the end, so that none is begun meanwhile.
+        let busy = self.busy();
+        let wanted: HashSet<String> = states.iter().map(Digest::hex).collect();
+        let written: HashSet<String> = busy.iter().map(Digest::hex).collect();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let path = entry.path();
+            let name = entry.file_name();
+            let keep = name.to_str().is_some_and(|name| wanted.contains(name))
+                || path
+                    .file_stem()
+                    .and_then(OsStr::to_str)
+                    .is_some_and(|stem| written.contains(stem));
+            if !keep {
+                std::fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&self, state: Digest) -> bool {
+        self.get(&state).is_none() && self.busy().insert(state)
+    }
+
+    fn end(&self, state: &Digest) {
+        self.busy().remove(state);
+    }
+
+    fn busy(&self) -> std::sync::MutexGuard<'_, HashSet<Digest>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Records what a child that has just become ready touched, unless another child of the snapshot has done it.
+pub async fn record(app: &Arc<App>, vmm: &Vmm, state: Digest) {
+    if !app.touched.begin(state) {
+        return;
+    }
+    let asked = ask(vmm).await;
+    let app = Arc::clone(app);
+    // The child need not wait for the disk.
+    tokio::task::spawn_blocking(move || {
+        let path = app.touched.path(&state);
+        let written = asked.and_then(|file| keep(&file, &path).map_err(Error::io("write", &path)));
+        if let Err(error) = written {
+            tracing::warn!(%state, error = error.chain(), "touched pages not recorded");
+        }
+        app.touched.end(&state);
+    });
+}
+
+/// Has the VMM write its set to a file without a name.
+async fn ask(vmm: &Vmm) -> Result<File, Error> {
+    let file = volatile_file("touched").map_err(Error::io("create", "a file in memory"))?;
+    let mut fds = FdList::default();
+    let output = fds.push(&file);
+    vmm.run(Command::WorkingSet { output }, &fds.finish()?)
+        .await
+        .map_err(Error::vmm("the VMM did not do it"))?;
+    Ok(file)
+}
+
+/// Copies a set to a file that no VMM has open: a VMM that was taken over must not choose later which pages the
+/// children of others load.
+fn keep(set: &File, path: &Path) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    let mut set = set;
+    set.seek(SeekFrom::Start(0))?;
+    set.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let unfinished = path.with_extension(UNFINISHED);
+    let mut file = File::create(&unfinished)?;
+    file.write_all(&bytes)?;
+    // A set that was cut off by a power failure would be refused at every fork.
+    file.sync_all()?;
+    std::fs::rename(unfinished, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_set_is_not_the_file_of_the_vmm() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("set");
+        let mut written = volatile_file("set").unwrap();
+        written.write_all(b"pages").unwrap();
+        keep(&written, &path).unwrap();
+        written.write_all(b" and others").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"pages");
+        written.set_len(MAX_BYTES + 1).unwrap();
+        assert!(keep(&written, &path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"pages");
+    }
+
+    #[test]
+    fn sets_of_snapshots_that_are_gone_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let touched = Touched::open(dir.path().join("touched")).unwrap();
+        let [kept, gone] = [Digest([1; 32]), Digest([2; 32])];
+        for state in [kept, gone] {
+            assert!(touched.begin(state));
+            assert!(!touched.begin(state), "two record at once");
+            std::fs::write(touched.path(&state), "set").unwrap();
+            touched.end(&state);
+            assert!(!touched.begin(state), "it is there already");
+        }
+        std::fs::write(touched.path(&kept).with_extension(UNFINISHED), "half").unwrap();
+        let written = Digest([3; 32]);
+        assert!(touched.begin(written));
+        std::fs::write(touched.path(&written).with_extension(UNFINISHED), "").unwrap();
+        touched.keep_only(&HashSet::from([kept])).unwrap();
+        assert!(touched.get(&kept).is_some());
+        assert!(touched.get(&gone).is_none());
+        assert_eq!(std::fs::read_dir(&touched.dir).unwrap().count(), 2);
+    }
+}

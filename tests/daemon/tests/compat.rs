@@ -1,0 +1,109 @@
+//! The data directory of an earlier version, opened by this tree: it works, or it is refused with what to do.
+
+use std::path::Path;
+use std::process::Command;
+
+use forkd_api::{SandboxState, WorkspaceStatus};
+use forkd_daemon_tests::{Daemon, Options, Sandbox, programs};
+use forkd_rest_client::Error;
+
+/// A tag of the archive, a file in its guest, and the content of that file.
+const SNAPSHOTS: [(&str, &str, &str); 4] = [
+    ("parent", "/mark", "parent\n"),
+    ("full", "/state", "full"),
+    ("diff", "/state", "diff"),
+    ("live", "/state", "live"),
+];
+
+/// The files of an earlier version, with a daemon that is not started.
+fn unpack(archive: &str) -> Daemon {
+    let daemon = Daemon::prepare(&programs!(), Options::default());
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures")
+        .join(archive);
+    let unpacked = Command::new("tar")
+        .args(["--extract", "--gzip", "--sparse", "--no-same-owner"])
+        .arg("--file")
+        .arg(archive)
+        .arg("--directory")
+        .arg(daemon.data())
+        .status();
+    assert!(unpacked.expect("tar runs").success());
+    daemon
+}
+
+/// The daemon starts; false if it refuses its files and says what to do.
+async fn starts(daemon: &mut Daemon) -> bool {
+    if daemon.try_launch().await.is_ok() {
+        return true;
+    }
+    let log = daemon.log_tail();
+    let message = log.split_once("error: ").map(|(_, message)| message);
+    let message = message.unwrap_or_else(|| panic!("no reason is given:\n{log}"));
+    let data = daemon.data().to_string_lossy().into_owned();
+    assert!(message.contains(&data), "no place is named: {message}");
+    assert!(
+        message.contains("--data-dir"),
+        "no way out is named: {message}"
+    );
+    false
+}
+
+/// Content that is there, or a refusal that a person can act on.
+fn acceptable(what: &str, found: Result<String, Error>, content: &str) {
+    match found {
+        Ok(found) => assert_eq!(found, content, "{what}"),
+        Err(error) => {
+            assert!(error.code().is_some(), "{what}: {error}");
+            assert!(error.hint().is_some(), "{what}: {error} (no hint)");
+        }
+    }
+}
+
+async fn check(archive: &str) {
+    let mut daemon = unpack(archive);
+    if !starts(&mut daemon).await {
+        return;
+    }
+    let tags = daemon.tags().await;
+    for (tag, path, content) in SNAPSHOTS {
+        assert!(tags.contains(&tag.to_owned()), "{tag} is lost: {tags:?}");
+        let found = match daemon.spawn(tag, 1).await {
+            Ok(children) => children[0].read(path).await,
+            Err(error) => Err(error),
+        };
+        acceptable(tag, found, content);
+    }
+    let listed = daemon.sandboxes().await;
+    let gone = listed
+        .iter()
+        .find(|info| info.labels.contains_key("kind"))
+        .expect("the sandbox is not forgotten");
+    assert_eq!(gone.state, SandboxState::Failed);
+    assert!(gone.error.is_some());
+    let workspaces = daemon.client().workspaces().await.unwrap();
+    assert_eq!(workspaces[0].name, "workspace");
+    assert_eq!(workspaces[0].status, WorkspaceStatus::Suspended);
+    let found = match daemon.client().resume_workspace("workspace").await {
+        Ok(resumed) => {
+            let id = resumed.live_sandbox_id.unwrap();
+            Sandbox::new(daemon.client(), &id).read("/state").await
+        }
+        Err(error) => Err(error),
+    };
+    acceptable("workspace", found, "workspace");
+    let _ = daemon.client().delete_workspace("workspace").await;
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn commit_65cd0aa() {
+    check("65cd0aa.tar.gz").await;
+}
+
+#[tokio::test]
+async fn a_store_of_a_later_version_is_refused() {
+    let mut daemon = unpack("65cd0aa.tar.gz");
+    std::fs::write(daemon.data().join("store.json"), r#"{"format":99}"#).unwrap();
+    assert!(!starts(&mut daemon).await);
+}

@@ -1,0 +1,124 @@
+//! Checkpoints and roll-backs.
+
+use forkd_api::{BranchMode, CheckpointRequest, RollbackRequest};
+use forkd_daemon_tests::fake::{Fault, Step};
+use forkd_daemon_tests::{Daemon, Sandbox, until};
+use forkd_rest_client::Error;
+
+use crate::{TAG, daemon};
+
+pub async fn keep(daemon: &Daemon, sandbox: &Sandbox, name: &str) -> Result<(), Error> {
+    let request = CheckpointRequest {
+        name: Some(name.to_owned()),
+    };
+    daemon
+        .client()
+        .checkpoint(&sandbox.id, &request)
+        .await
+        .map(drop)
+}
+
+pub async fn go_back(daemon: &Daemon, sandbox: &Sandbox, name: &str) -> Result<(), Error> {
+    let request = RollbackRequest {
+        to: Some(name.to_owned()),
+    };
+    daemon
+        .client()
+        .rollback(&sandbox.id, &request)
+        .await
+        .map(drop)
+}
+
+#[tokio::test]
+async fn a_sandbox_goes_back_in_place() {
+    let daemon = daemon().await;
+    let sandbox = daemon.child(TAG).await;
+    for name in ["a", "b", "c"] {
+        sandbox.write("/state", name).await.unwrap();
+        keep(&daemon, &sandbox, name).await.unwrap();
+    }
+    sandbox.write("/state", "d").await.unwrap();
+    go_back(&daemon, &sandbox, "b").await.unwrap();
+    assert_eq!(sandbox.read("/state").await.unwrap(), "b");
+    go_back(&daemon, &sandbox, "a").await.unwrap();
+    assert_eq!(sandbox.read("/state").await.unwrap(), "a");
+    sandbox.branch("back", BranchMode::Diff).await.unwrap();
+    let child = daemon.child("back").await;
+    assert_eq!(child.read("/state").await.unwrap(), "a");
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn nothing_changed_is_no_new_checkpoint() {
+    let daemon = daemon().await;
+    let sandbox = daemon.child(TAG).await;
+    sandbox.write("/state", "a").await.unwrap();
+    keep(&daemon, &sandbox, "a").await.unwrap();
+    let request = CheckpointRequest {
+        name: Some("same".to_owned()),
+    };
+    let same = daemon
+        .client()
+        .checkpoint(&sandbox.id, &request)
+        .await
+        .unwrap();
+    assert!(same.unchanged);
+    sandbox.write("/state", "b").await.unwrap();
+    go_back(&daemon, &sandbox, "same").await.unwrap();
+    assert_eq!(sandbox.read("/state").await.unwrap(), "a");
+    daemon
+        .client()
+        .drop_checkpoint(&sandbox.id, "same")
+        .await
+        .unwrap();
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_refused_checkpoint_or_roll_back_changes_nothing() {
+    let daemon = daemon().await;
+    let sandbox = daemon.child(TAG).await;
+    sandbox.write("/state", "a").await.unwrap();
+    keep(&daemon, &sandbox, "a").await.unwrap();
+    sandbox.write("/state", "b").await.unwrap();
+    for step in [Step::Checkpoint, Step::CheckpointTaken] {
+        daemon.faults().inject(step, Fault::Fail);
+        keep(&daemon, &sandbox, "half").await.unwrap_err();
+        let names = daemon.client().checkpoints(&sandbox.id).await.unwrap();
+        assert_eq!(names.len(), 1, "{step:?}");
+        assert_eq!(sandbox.read("/state").await.unwrap(), "b", "{step:?}");
+    }
+    daemon.faults().inject(Step::Rollback, Fault::Fail);
+    go_back(&daemon, &sandbox, "a").await.unwrap_err();
+    assert_eq!(sandbox.read("/state").await.unwrap(), "b");
+    go_back(&daemon, &sandbox, "a").await.unwrap();
+    assert_eq!(sandbox.read("/state").await.unwrap(), "a");
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_vmm_that_dies_at_a_checkpoint_or_roll_back_is_noticed() {
+    let daemon = daemon().await;
+    for step in [
+        Step::Checkpoint,
+        Step::CheckpointTaken,
+        Step::Rollback,
+        Step::RolledBack,
+    ] {
+        let sandbox = daemon.child(TAG).await;
+        keep(&daemon, &sandbox, "a").await.unwrap();
+        sandbox.write("/state", "b").await.unwrap();
+        daemon.faults().inject(step, Fault::Die);
+        if matches!(step, Step::Checkpoint | Step::CheckpointTaken) {
+            keep(&daemon, &sandbox, "b").await.unwrap_err();
+        } else {
+            go_back(&daemon, &sandbox, "a").await.unwrap_err();
+        }
+        until(&format!("the end at {step:?} is noticed"), async || {
+            (!sandbox.runs().await).then_some(())
+        })
+        .await;
+        daemon.client().kill(&sandbox.id).await.unwrap();
+    }
+    daemon.ends_clean().await;
+}

@@ -1,0 +1,123 @@
+//! Limits hold however many requests come at once.
+
+use std::cell::Cell;
+
+use forkd_api::{BranchMode, CreateSandboxes, ErrorCode};
+use forkd_daemon_tests::fake::{Fault, Injected, Step};
+use forkd_daemon_tests::{Daemon, Options, until};
+use forkd_rest_client::Client;
+
+use crate::{TAG, daemon_with};
+
+const LIMIT: usize = 10;
+const REQUESTS: usize = 8;
+const EACH: usize = 3;
+
+/// Creates sandboxes by several requests of which none is done before all are admitted or refused. Returns how many were
+/// made; all others were refused for the limit.
+async fn create_at_once(daemon: &Daemon, client: &Client) -> usize {
+    let held: Vec<Injected> = (0..REQUESTS * EACH)
+        .map(|_| daemon.faults().inject(Step::Prepare, Fault::Hold))
+        .collect();
+    let refused = Cell::new(0);
+    let creating = (0..REQUESTS).map(async |_| {
+        let request = CreateSandboxes {
+            snapshot_tag: TAG.to_owned(),
+            n: EACH as u32,
+            ..CreateSandboxes::default()
+        };
+        match client.spawn(&request).await {
+            Ok(made) => made.len(),
+            Err(error) => {
+                assert_eq!(error.code(), Some(ErrorCode::LimitReached), "{error}");
+                refused.set(refused.get() + 1);
+                0
+            }
+        }
+    });
+    let releasing = async {
+        until("every request is admitted or refused", async || {
+            let started = daemon.faults().count_reached(&held);
+            (started + refused.get() * EACH == REQUESTS * EACH).then_some(())
+        })
+        .await;
+        for fault in &held {
+            daemon.faults().release(fault);
+        }
+        daemon.faults().clear();
+    };
+    let (made, ()) = tokio::join!(futures::future::join_all(creating), releasing);
+    made.iter().sum()
+}
+
+#[tokio::test]
+async fn sandboxes_of_a_daemon() {
+    let daemon = daemon_with(Options::args(&["--max-sandboxes", "10"])).await;
+    let made = create_at_once(&daemon, daemon.client()).await;
+    assert!((1..=LIMIT).contains(&made), "{made} sandboxes");
+    assert_eq!(daemon.sandboxes().await.len(), made);
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn branches_under_way() {
+    let daemon = daemon_with(Options::args(&["--branch-concurrency", "1"])).await;
+    let (first, second) = (daemon.child(TAG).await, daemon.child(TAG).await);
+    let held = daemon.faults().inject(Step::CutTaken, Fault::Hold);
+    let over = async {
+        daemon.faults().reached(&held).await;
+        let error = second.branch("second", BranchMode::Diff).await.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::LimitReached), "{error}");
+        daemon.faults().release(&held);
+    };
+    let (branched, ()) = tokio::join!(first.branch("first", BranchMode::Diff), over);
+    branched.unwrap();
+    second.branch("second", BranchMode::Diff).await.unwrap();
+    daemon.ends_clean().await;
+}
+
+/// About a quarter of a MiB; a file of a fake guest is at most one window of the guest protocol long.
+fn large() -> String {
+    "x".repeat(250_000)
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_before_a_source_is_stopped() {
+    let daemon = daemon_with(Options::args(&["--store-limit-mib", "1"])).await;
+    let source = daemon.child(TAG).await;
+    for number in 0.. {
+        let text = format!("{number}{}", large());
+        source.write("/large", &text).await.unwrap();
+        if source
+            .branch(&format!("full{number}"), BranchMode::Full)
+            .await
+            .is_err()
+        {
+            break;
+        }
+        assert!(number < 10, "the store takes more than its limit");
+    }
+    daemon.faults().inject(Step::Cut, Fault::Die);
+    daemon.faults().inject(Step::Boot, Fault::Die);
+    for mode in [BranchMode::Full, BranchMode::Live] {
+        let error = source.branch("more", mode).await.unwrap_err();
+        assert!(
+            matches!(
+                error.code(),
+                Some(ErrorCode::LimitReached | ErrorCode::NoSpace)
+            ),
+            "{error}"
+        );
+    }
+    let error = daemon.parent("more").await.unwrap_err();
+    assert!(
+        matches!(
+            error.code(),
+            Some(ErrorCode::LimitReached | ErrorCode::NoSpace)
+        ),
+        "{error}"
+    );
+    daemon.faults().clear();
+    assert!(source.runs().await);
+    daemon.ends_clean().await;
+}

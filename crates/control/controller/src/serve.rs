@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use forkd_vmm_link::Endings;
+use rustix::process::{Resource, getrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Interval;
@@ -13,7 +14,7 @@ use axum::Router;
 use forkd_edge::activation;
 use forkd_edge::config::{EdgeConfig, TlsFiles};
 use forkd_edge::gate::Gate;
-use forkd_edge::listen::{self, Server, Tls};
+use forkd_edge::listen::{self, Bound, Limits, Server, Tls};
 use forkd_edge::metrics;
 use forkd_edge::tokens::Tokens;
 use forkd_sandboxes::app::App;
@@ -27,9 +28,9 @@ use crate::args::Settings;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
-/// How often that is looked after.
+/// How often expired idempotency keys are removed.
 const SWEEP: Duration = Duration::from_secs(600);
-/// How often content is removed that sandboxes have let go of.
+/// How often content that no sandbox uses any more is removed.
 const COLLECT: Duration = Duration::from_secs(5);
 
 /// How often counts of refused requests are written to the audit log.
@@ -62,6 +63,14 @@ impl Front {
     }
 }
 
+/// The limits on connections, within the descriptors that the process has.
+fn connection_limits(edge: &EdgeConfig, bound: &[Bound]) -> Limits {
+    let is_tcp = |bound: &&Bound| matches!(bound, Bound::Tcp(_));
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let listeners = bound.iter().filter(is_tcp).count();
+    edge.connections.within(descriptors, listeners)
+}
+
 /// Runs the daemon until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     metrics::install();
@@ -79,7 +88,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         Some(files) => Some(Arc::new(RwLock::new(listen::load_tls(files)?))),
         None => None,
     };
-    // The addresses first: a daemon that cannot be reached should not touch the state of another.
+    // The addresses first: a daemon that cannot be reached must not touch the state of another.
     let mut bound = activation::sockets(edge.token_file.is_some())?;
     for address in &edge.listen {
         bound.push(listen::bind(address).await?);
@@ -105,13 +114,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     app.db
         .expire_keys(clock::unix().saturating_sub(KEEP_KEYS), true)
         .await?;
-    let server = Server::new(router, tls.clone(), edge.connections, app.stopping.clone());
+    let limits = connection_limits(&edge, &bound);
+    let server = Server::new(router, tls.clone(), limits, app.stopping.clone());
     let accepting: Vec<_> = bound
         .into_iter()
         .map(|bound| tokio::spawn(server.clone().accept(bound)))
         .collect();
     tracing::info!(addresses = ?edge.listen, version = env!("CARGO_PKG_VERSION"), "listening");
-    // Without systemd there is nobody to notify.
+    // It fails without systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::spawn(metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));

@@ -121,6 +121,21 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Leaves descriptors for the Unix socket and for sandboxes: a TCP listener that used them all up would shut every
+    /// other door too. `descriptors` is the process's limit.
+    #[must_use]
+    pub fn within(self, descriptors: u64, tcp_listeners: usize) -> Self {
+        let half = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
+        let tcp = self.tcp.min((half / tcp_listeners.max(1)).max(1));
+        Self {
+            tcp,
+            per_peer: self.per_peer.min(tcp.div_ceil(2)),
+            ..self
+        }
+    }
+}
+
 /// The client at the other end of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peer {
@@ -611,6 +626,15 @@ mod tests {
         let _socket = bind_private(&path).unwrap();
         let mode = std::fs::symlink_metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_others() {
+        let limits = Limits::default();
+        assert_eq!(limits.within(1 << 20, 2), limits);
+        let small = limits.within(1024, 2);
+        assert_eq!((small.tcp, small.per_peer), (256, 128));
+        assert_eq!(limits.within(0, 0).tcp, 1);
     }
 
     #[test]

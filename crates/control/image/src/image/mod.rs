@@ -32,7 +32,7 @@ pub const RECORD: &str = "image.json";
 pub enum ImageError {
     #[error("the recipe cannot be used")]
     Recipe(#[from] RecipeError),
-    #[error("the image {name} has no root")]
+    #[error("cannot build the root of image {name}")]
     Root {
         name: String,
         #[source]
@@ -44,7 +44,7 @@ pub enum ImageError {
         #[source]
         source: TreeError,
     },
-    #[error("the image {name} has no disk")]
+    #[error("cannot write the disk of image {name}")]
     Ext4 {
         name: String,
         #[source]

@@ -1,4 +1,4 @@
-//! [`Error`]: the failures of all commands.
+//! [`enum@Error`]: the failures of all commands.
 //!
 //! Each operation has its own error enum; this one joins them for `main`. [`Error::hint`] returns a remedy
 //! where one is known.

@@ -1,6 +1,6 @@
 //! Images: an ext4 disk built from a recipe.
 //!
-//! A [`RootSource`](crate::root::RootSource) provides the files, [`finish`] completes them, `root::ext4`
+//! A [`RootSource`] provides the files, [`finish`] completes them, `root::ext4`
 //! writes the disk, and [`record`] describes the result in `image.json`. A finished image is read-only.
 
 pub mod finish;

@@ -1,4 +1,4 @@
-"""Many branches of one sandbox through the daemon, more than layers may lie upon each other.
+"""Branches one sandbox more often than the limit on layers, through the daemon.
 
     branches.py URL TAG COUNT
 
@@ -16,7 +16,7 @@ import urllib.request
 URL, TAG, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
 PREFIX = "branches-"
 FLAT = PREFIX + "flat"
-# Above these the daemon merges disk layers, and cuts all of memory.
+# Above these limits the daemon merges disk layers, and stores all memory.
 DISK_LAYERS, MEMORY_LAYERS = 16, 32
 # The daemon collects unused content every five seconds.
 COLLECTED = 8
@@ -95,7 +95,7 @@ def files():
 
 
 def settled():
-    """How many files there are when nothing is left to remove."""
+    """Number of files after the collection of unused content."""
     last = None
     while (now := files()) != last:
         last = now

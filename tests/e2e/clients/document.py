@@ -20,7 +20,7 @@ EXAMPLES = sys.argv[4] if len(sys.argv) > 4 else "50"
 LEFT_OUT = "/events|/watch|/terminal|/output|/stream|/tokens"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 LIMITS = 'checks.not_a_server_error.expected-statuses = ["2xx", "4xx", 503]\n'
-# What would end the sandbox or keep it from answering, and a thousand children.
+# Operations that would end or block the sandbox, or start a thousand children.
 FATAL = ["DELETE /v1/sandboxes/{id}", "PATCH /v1/sandboxes/{id}", "POST /v1/sandboxes/{id}/pause", "POST /v1/sandboxes/{id}/fork"]
 LIVE = r"^/v1/sandboxes/\{id\}"
 

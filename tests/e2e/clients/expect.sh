@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by tests that type commands: `forkd` is the program, `work` a folder of theirs, `passed` and `failed` count.
+# Sourced by tests of commands: `forkd` is the program, `work` a folder of the test, `passed` and `failed` are counters.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0 used=' '

@@ -19,7 +19,7 @@ URL, TAG, REQUESTS, CLIENTS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sy
 HOST = urllib.parse.urlsplit(URL).netloc
 # Refusals that mean "not now".
 LATER = {"busy", "rate_limited", "limit_reached", "branch_slots_full"}
-# What the daemon's heap may grow by between two equal loads.
+# Allowed growth of the daemon's heap between two equal loads.
 GROWTH = 32 << 20
 
 counts = collections.Counter()
@@ -33,7 +33,7 @@ class Client:
         self.http = http.client.HTTPConnection(HOST, timeout=300)
 
     def send(self, method, path, payload, headers):
-        """Once more on a new connection if the old one was cut: the machine's network does that now and then."""
+        """Retries on a new connection if the old one was cut, which the machine's network does at times."""
         for last in (False, True):
             try:
                 self.http.request(method, path, payload, headers)

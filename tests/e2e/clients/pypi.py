@@ -146,7 +146,7 @@ def wait_ready(c, tag):
 
 
 def content(result):
-    """What a tool answered, as a Python value."""
+    """The result of a tool as a Python value."""
     assert not result.isError, result.content
     if result.structuredContent is not None:
         value = result.structuredContent

@@ -1,19 +1,22 @@
-//! How every failed request is answered.
+//! The body of every failed request.
+//!
+//! [`ErrorCode`] is for programs: a code is never renamed and never changes its meaning. The message and the
+//! hint are for people.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The body of every answer that is not a success.
+/// Body of every response that is not a success.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// What went wrong, for people.
+    /// Message for people.
     pub error: String,
-    /// What went wrong, for programs.
+    /// Code for programs.
     pub code: ErrorCode,
-    /// What to do about it.
+    /// A remedy for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// The request this belongs to, as in the log and the `x-request-id` header.
+    /// ID of the request, as in the daemon's log and in the `x-request-id` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
 }
@@ -34,59 +37,59 @@ pub trait Refusal {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// The body, a query parameter or a field is wrong.
+    /// The body, a query parameter or a field is invalid.
     InvalidRequest,
-    /// A name (tag, workspace, sandbox id) is not well formed.
+    /// A name (tag, workspace, sandbox ID) is malformed.
     InvalidName,
-    /// The body is not of a type that the route takes.
+    /// The route does not accept this content type.
     UnsupportedMediaType,
-    /// The body is larger than the route takes.
+    /// The body exceeds the limit of the route.
     TooLarge,
-    /// There is no such route.
+    /// The route does not exist.
     NoSuchRoute,
-    /// The route exists, but not with this method.
+    /// The route does not accept this method.
     MethodNotAllowed,
     /// No token was sent.
     MissingToken,
-    /// The token is not known.
+    /// The token is unknown.
     InvalidToken,
-    /// The token does not allow this.
+    /// The token does not allow the request.
     Forbidden,
-    /// No sandbox of that id lives.
+    /// The sandbox does not exist.
     SandboxNotFound,
-    /// There is no snapshot of that tag.
+    /// The snapshot does not exist.
     SnapshotNotFound,
-    /// There is no workspace of that name.
+    /// The workspace does not exist.
     WorkspaceNotFound,
-    /// There is no image of that name.
+    /// The image does not exist.
     ImageNotFound,
     /// There is no token of that name.
     TokenNotFound,
     /// There is no checkpoint of that name.
     CheckpointNotFound,
-    /// There is no process of that number in the sandbox.
+    /// The process does not exist in the sandbox.
     ProcessNotFound,
-    /// There is no such file, on the host or in the guest.
+    /// The file does not exist, on the host or in the guest.
     FileNotFound,
-    /// The name is taken.
+    /// The name is in use.
     AlreadyExists,
     /// The snapshot is still being written.
     SnapshotNotReady,
-    /// The snapshot is damaged, or parts of it are missing.
+    /// The snapshot is damaged or incomplete.
     SnapshotBroken,
     /// This host cannot run the snapshot.
     SnapshotIncompatible,
-    /// Other snapshots build on this one.
+    /// Other snapshots are based on this one.
     HasDependents,
-    /// The object is in a state that does not allow this.
+    /// The state of the object does not allow the operation.
     WrongState,
-    /// The same idempotency key came with another request.
+    /// The idempotency key belongs to another request.
     IdempotencyMismatch,
-    /// A limit of this daemon is reached; the message says which.
+    /// A limit of the daemon is reached; the message names it.
     LimitReached,
     /// Too many requests.
     RateLimited,
-    /// The queue of the object is full; try again.
+    /// The queue of the object is full; retry.
     Busy,
     /// The daemon is about to stop.
     ShuttingDown,
@@ -94,7 +97,7 @@ pub enum ErrorCode {
     AgentUnreachable,
     /// The agent in the guest refused or failed.
     AgentFailed,
-    /// Something took longer than it may.
+    /// An operation exceeded its timeout.
     Timeout,
     /// The VM ended.
     SandboxGone,
@@ -104,7 +107,7 @@ pub enum ErrorCode {
     NoSpace,
     /// Not possible with this configuration or build.
     Unsupported,
-    /// The daemon itself failed; the log has more.
+    /// The daemon failed; its log has more.
     Internal,
 }
 
@@ -149,7 +152,7 @@ impl ErrorCode {
         Self::Internal,
     ];
 
-    /// The code as it is written.
+    /// The code as in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",

@@ -1,21 +1,24 @@
-//! The events stream *(extension)*.
+//! The stream of events *(extension)*.
+//!
+//! The daemon sends one [`EventInfo`] per change of a sandbox, snapshot or workspace. Events are not stored:
+//! a reader gets those after its request.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What happened.
+/// Kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
     /// A sandbox is ready.
     SandboxReady,
-    /// A sandbox could not be started or ended by itself.
+    /// A sandbox could not be started, or it ended by itself.
     SandboxFailed,
     /// A sandbox was deleted.
     SandboxDeleted,
     /// A sandbox was branched.
     SandboxBranched,
-    /// A sandbox went back to a checkpoint.
+    /// A sandbox was rolled back to a checkpoint.
     SandboxRolledBack,
     /// A snapshot is ready.
     SnapshotReady,
@@ -32,15 +35,15 @@ pub enum EventKind {
 /// One line (NDJSON) or one event (SSE) of `GET /v1/events`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventInfo {
-    /// Counts up from the start of the daemon.
+    /// Sequence number since the start of the daemon.
     pub seq: u64,
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub at_unix_ms: u64,
-    /// What.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// Which sandbox, snapshot or workspace.
+    /// Name or ID of the sandbox, snapshot or workspace.
     pub object: String,
-    /// More, for people.
+    /// Details for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// Who owns that sandbox, snapshot or workspace.

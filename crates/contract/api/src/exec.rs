@@ -1,4 +1,7 @@
-//! Running things in a sandbox.
+//! Programs in a sandbox: commands, interpreters, background processes, terminals.
+//!
+//! A command has three forms: one response ([`ExecResponse`]), a stream of [`ExecFrame`]s, or a WebSocket
+//! that starts with [`TerminalStart`].
 
 use std::collections::BTreeMap;
 
@@ -11,11 +14,11 @@ pub struct ExecRequest {
     /// Program and arguments.
     #[schema(min_items = 1, max_items = 4096)]
     pub args: Vec<String>,
-    /// Seconds after which it is killed.
+    /// Timeout in seconds; the program is killed afterwards.
     #[serde(default = "default_timeout")]
     #[schema(default = 30, minimum = 1, maximum = 86400)]
     pub timeout_secs: u64,
-    /// Environment, over that of the agent *(extension)*.
+    /// Environment variables in addition to those of the agent *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     /// Working directory *(extension)*.
@@ -24,7 +27,7 @@ pub struct ExecRequest {
     /// User to run as *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What the program reads *(extension)*.
+    /// Standard input of the program *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
 }
@@ -46,19 +49,19 @@ fn default_timeout() -> u64 {
     30
 }
 
-/// Answer of `POST /v1/sandboxes/{id}/exec`.
+/// Response to `POST /v1/sandboxes/{id}/exec`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecResponse {
-    /// What it wrote; bytes that are not UTF-8 are replaced.
+    /// Standard output; bytes that are not UTF-8 are replaced.
     pub stdout: String,
-    /// What it wrote to the other stream.
+    /// Standard error; bytes that are not UTF-8 are replaced.
     pub stderr: String,
-    /// Its exit code; negative is the signal that ended it.
+    /// Exit code; negative is the number of the signal that ended the program.
     pub exit_code: i64,
-    /// It was killed because its time was up *(extension)*.
+    /// Whether the program was killed because its timeout expired *(extension)*.
     #[serde(default)]
     pub timed_out: bool,
-    /// Output was cut off because it was too long *(extension)*.
+    /// Whether output was cut off because it was too long *(extension)*.
     #[serde(default)]
     pub truncated: bool,
 }
@@ -67,41 +70,41 @@ pub struct ExecResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ExecFrame {
-    /// It runs.
+    /// The program runs.
     Started {
-        /// Its process id in the guest.
+        /// Process ID in the guest.
         pid: u32,
     },
-    /// It wrote to stdout.
+    /// Data on standard output.
     Stdout {
-        /// The text, when it is UTF-8.
+        /// The data, if it is UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         text: Option<String>,
-        /// The bytes in base64, when they are not.
+        /// The data in base64, if it is not UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
-    /// It wrote to stderr.
+    /// Data on standard error.
     Stderr {
-        /// The text, when it is UTF-8.
+        /// The data, if it is UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         text: Option<String>,
-        /// The bytes in base64, when they are not.
+        /// The data in base64, if it is not UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
-    /// It ended; the last frame.
+    /// The program ended; the last frame.
     Exit {
-        /// Its exit code; negative is the signal that ended it.
+        /// Exit code; negative is the number of the signal that ended the program.
         exit_code: i64,
-        /// It was killed because its time was up.
+        /// Whether the program was killed because its timeout expired.
         timed_out: bool,
     },
-    /// It could not be run, or the sandbox ended; the last frame.
+    /// The program could not be started, or the sandbox ended; the last frame.
     Error {
-        /// What went wrong, for people.
+        /// Message for people.
         error: String,
-        /// What went wrong, for programs.
+        /// Code for programs.
         code: crate::ErrorCode,
     },
 }
@@ -109,53 +112,53 @@ pub enum ExecFrame {
 /// Body of `POST /v1/sandboxes/{id}/eval`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EvalRequest {
-    /// What to evaluate in the warm interpreter.
+    /// Code for the warm interpreter.
     pub code: String,
-    /// Seconds after which it is given up *(extension)*.
+    /// Timeout in seconds *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 86400)]
     pub timeout_secs: Option<u64>,
 }
 
-/// Answer of `POST /v1/sandboxes/{id}/eval`.
+/// Response to `POST /v1/sandboxes/{id}/eval`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EvalResponse {
     /// The value as the interpreter prints it.
     #[schema(required)]
     pub result: Option<String>,
-    /// What was raised.
+    /// The exception, if one was raised.
     #[schema(required)]
     pub error: Option<String>,
-    /// 0, or 1 when something was raised.
+    /// 0, or 1 if an exception was raised.
     pub exit_code: i64,
-    /// The value as JSON, where the interpreter can say it so *(extension)*.
+    /// The value as JSON, if the interpreter can convert it *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result_json: Option<String>,
-    /// Where it was raised *(extension)*.
+    /// Traceback of the exception *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceback: Option<String>,
-    /// What was printed meanwhile *(extension)*.
+    /// Standard output during the call *(extension)*.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub stdout: String,
-    /// What was printed to the other stream *(extension)*.
+    /// Standard error during the call *(extension)*.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub stderr: String,
 }
 
-/// Answer of `POST /v1/sandboxes/{id}/ping`.
+/// Response to `POST /v1/sandboxes/{id}/ping`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PingResponse {
-    /// The agent answered.
+    /// Whether the agent answered.
     pub pong: bool,
-    /// The version of NumPy in the warm interpreter, or `not-installed`.
+    /// Version of NumPy in the warm interpreter, or `not-installed`.
     pub numpy_version: String,
-    /// Process id of the agent in the guest.
+    /// Process ID of the agent in the guest.
     pub pid: u32,
-    /// The language that `eval` speaks.
+    /// Language of `eval`.
     pub agent_lang: String,
-    /// The recipe's warm-up is done.
+    /// Whether the recipe's warm-up is done.
     pub warmup_ready: bool,
-    /// The version of the agent *(extension)*.
+    /// Version of the agent *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
     /// Round trip in microseconds *(extension)*.
@@ -163,23 +166,23 @@ pub struct PingResponse {
     pub rtt_us: u64,
 }
 
-/// Answer of `POST /v1/sandboxes/{id}/processes` *(extension)*.
+/// Response to `POST /v1/sandboxes/{id}/processes` *(extension)*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessStarted {
-    /// Its process id in the guest.
+    /// Process ID in the guest.
     pub pid: u32,
 }
 
-/// A process started through the API *(extension)*.
+/// A process that was started through the API *(extension)*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessInfo {
-    /// Its process id in the guest.
+    /// Process ID in the guest.
     pub pid: u32,
     /// Program and arguments.
     pub args: Vec<String>,
-    /// It still runs.
+    /// Whether the process still runs.
     pub running: bool,
-    /// Its exit code, once it has ended.
+    /// Exit code, after the process has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i64>,
 }
@@ -187,7 +190,7 @@ pub struct ProcessInfo {
 /// Body of `POST /v1/sandboxes/{id}/processes/{pid}/signal` *(extension)*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SignalRequest {
-    /// The number of the signal.
+    /// Number of the signal.
     #[schema(minimum = 1, maximum = 64)]
     pub signal: u8,
 }
@@ -195,19 +198,19 @@ pub struct SignalRequest {
 /// The first text message on the WebSocket `GET /v1/sandboxes/{id}/terminal` *(extension)*.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TerminalStart {
-    /// Program and arguments; a login shell if left out.
+    /// Program and arguments; a login shell by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Environment, over that of the agent.
+    /// Environment variables in addition to those of the agent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Working directory.
+    /// Working directory of the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
     /// User to run as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Run it on a terminal of this size; without one it gets pipes.
+    /// Rows of the terminal. Without them the program gets pipes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u16>,
     /// Columns of the terminal.
@@ -215,22 +218,22 @@ pub struct TerminalStart {
     pub cols: Option<u16>,
 }
 
-/// A later text message on that WebSocket; bytes for stdin go as binary messages *(extension)*.
+/// A later text message on the same WebSocket; standard input goes as binary messages *(extension)*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum TerminalInput {
-    /// The terminal changed its size.
+    /// The size of the terminal changed.
     Resize {
-        /// Rows.
+        /// Rows of the terminal.
         rows: u16,
-        /// Columns.
+        /// Columns of the terminal.
         cols: u16,
     },
-    /// There is nothing more to read.
+    /// End of standard input.
     Eof,
-    /// Send a signal.
+    /// Send a signal to the program.
     Signal {
-        /// The number of the signal.
+        /// Number of the signal.
         signal: u8,
     },
 }

@@ -1,81 +1,82 @@
 //! Files in a sandbox *(extension)*.
+//!
+//! Paths are absolute paths in the guest. `watch` streams one [`FileChange`] per change.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a directory entry is.
+/// Kind of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A directory.
     Dir,
     /// A symbolic link.
     Symlink,
-    /// Anything else.
+    /// Any other kind, such as a device.
     Other,
 }
 
 /// One entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FileEntry {
-    /// Its name, or its path when asked for alone.
+    /// Name of the entry, or its path if it was requested alone.
     pub name: String,
-    /// What it is.
+    /// Kind of the entry.
     pub kind: FileKind,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Permission bits.
+    /// Permission bits of the entry.
     pub mode: u32,
-    /// Last change, in seconds since 1970.
+    /// Time of the last change, in seconds since 1970.
     pub modified_unix: i64,
 }
 
-/// Answer of `PUT /v1/sandboxes/{id}/files`.
+/// Response to `PUT /v1/sandboxes/{id}/files`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WriteResult {
-    /// Where the bytes went.
+    /// Path of the written file.
     pub path: String,
-    /// How many there were.
+    /// Number of bytes written.
     pub bytes: u64,
 }
 
 /// Body of `POST /v1/sandboxes/{id}/files/mkdir`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MakeDirRequest {
-    /// The directory; missing parents are made too.
+    /// The directory; missing parents are created.
     #[schema(max_length = 4096, pattern = "^/")]
     pub path: String,
 }
 
-/// What happened to a file.
+/// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FileChangeKind {
-    /// It is new.
+    /// The file is new.
     Created,
-    /// Its content changed.
+    /// The content changed.
     Modified,
-    /// It was closed after writing.
+    /// The file was closed after writing.
     Written,
     /// Permissions, owner or times changed.
     Attributes,
-    /// It went away.
+    /// The file was removed.
     Removed,
-    /// It came here by a rename.
+    /// A rename moved the file here.
     MovedIn,
-    /// It left by a rename.
+    /// A rename moved the file away.
     MovedOut,
-    /// More happened than could be kept; look for yourself.
+    /// Changes were lost; list the directory again.
     Overflow,
 }
 
 /// One line (NDJSON) or one event (SSE) of `GET /v1/sandboxes/{id}/files/watch`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FileChange {
-    /// What happened.
+    /// Kind of the change.
     pub change: FileChangeKind,
-    /// Relative to what is watched; empty for that itself.
+    /// Path relative to the watched one; empty for the watched path itself.
     pub path: String,
 }

@@ -1,9 +1,10 @@
-//! The REST API as data: what is sent, what comes back, and where.
+//! The REST API as data: requests, responses and routes.
 //!
-//! These are wire types. Names and numbers in them are as they came; the daemon parses them into
-//! checked types at its border. Unknown fields are ignored, so that a newer client can talk to an older
-//! daemon. Fields marked *(extension)* do not exist in the system whose clients we also serve; its
-//! clients ignore them.
+//! These are wire types: names and numbers are unchecked, and the daemon parses them into checked types at
+//! its border. Unknown fields are ignored, so that a newer client can talk to an older daemon. Fields marked
+//! *(extension)* do not exist in the system whose clients forkd also serves; those clients ignore them.
+//!
+//! Doc comments in this crate become descriptions in `openapi/v1.json`.
 
 mod branch;
 mod checkpoints;
@@ -40,11 +41,11 @@ pub use status::{Health, ImageInfo, Version};
 pub use tokens::{CreateToken, CreatedToken, Role, TokenInfo, UnknownRole};
 pub use workspaces::{CreateWorkspace, SuspendRequest, WorkspaceInfo, WorkspaceStatus};
 
-/// The value of `api` in [`Version`].
+/// Value of `api` in [`Version`].
 pub const API_VERSION: &str = "v1";
 
-/// Where the daemon listens when nothing else is said.
+/// Default address of the daemon.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:8889";
 
-/// The most children one request may ask for.
+/// Upper bound on children per request.
 pub const MAX_CHILDREN: u32 = 1000;

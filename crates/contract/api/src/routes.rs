@@ -1,85 +1,70 @@
-//! Where things are. A test in the daemon checks these against the routes it serves.
+//! Paths of all routes. A test in the daemon checks them against the routes that it serves.
+//!
+//! A comment lists the methods of a route; `openapi/v1.json` has the details.
 
-/// Names the routes, and lists them all so that none is forgotten.
+/// Defines a constant per route, and the list of all routes.
 macro_rules! routes {
     ($($(#[$doc:meta])* $name:ident = $path:literal;)*) => {
         $($(#[$doc])* pub const $name: &str = $path;)*
 
-        /// Every route.
+        /// The paths of all routes.
         pub const ALL: &[&str] = &[$($name),*];
     };
 }
 
 routes! {
-    /// `GET`: is the daemon well.
+    /// `GET` the health of the daemon.
     HEALTHZ = "/healthz";
-    /// `GET`: which version.
+    /// `GET` the version of the daemon.
     VERSION = "/version";
-    /// `GET`: Prometheus metrics.
+    /// `GET` the metrics in Prometheus' format.
     METRICS = "/metrics";
-    /// `GET`: the OpenAPI document.
+    /// `GET` the OpenAPI document.
     OPENAPI = "/openapi.json";
-    /// `GET`: list, `POST`: make.
+    /// `GET` lists, `POST` creates.
     SNAPSHOTS = "/v1/snapshots";
     /// `PATCH`, `DELETE`.
     SNAPSHOT = "/v1/snapshots/{tag}";
-    /// `GET`.
     SNAPSHOT_INFO = "/v1/snapshots/{tag}/info";
-    /// `POST`.
     SNAPSHOT_COMPACT = "/v1/snapshots/{tag}/compact";
-    /// `GET`: list, `POST`: start.
+    /// `GET` lists, `POST` starts children.
     SANDBOXES = "/v1/sandboxes";
-    /// `GET`: what each uses.
+    /// `GET` the resource usage of each sandbox.
     STATS = "/v1/stats";
-    /// `GET`, `PATCH`, `DELETE`.
     SANDBOX = "/v1/sandboxes/{id}";
-    /// `POST`.
     PING = "/v1/sandboxes/{id}/ping";
-    /// `POST`.
     EXEC = "/v1/sandboxes/{id}/exec";
-    /// `POST`, answers with a stream.
+    /// `POST`; the response is a stream.
     EXEC_STREAM = "/v1/sandboxes/{id}/exec/stream";
-    /// `POST`.
     EVAL = "/v1/sandboxes/{id}/eval";
-    /// `POST`.
     BRANCH = "/v1/sandboxes/{id}/branch";
-    /// `POST`.
     FORK = "/v1/sandboxes/{id}/fork";
-    /// `GET`: list, `POST`: make.
+    /// `GET` lists, `POST` creates.
     CHECKPOINTS = "/v1/sandboxes/{id}/checkpoints";
-    /// `DELETE`.
     CHECKPOINT = "/v1/sandboxes/{id}/checkpoints/{name}";
-    /// `POST`.
     ROLLBACK = "/v1/sandboxes/{id}/rollback";
-    /// `POST`.
     PAUSE = "/v1/sandboxes/{id}/pause";
-    /// `POST`.
     RESUME = "/v1/sandboxes/{id}/resume";
-    /// `GET`: the console.
+    /// `GET` the console output.
     LOGS = "/v1/sandboxes/{id}/logs";
-    /// `GET`: read, `PUT`: write, `DELETE`: remove; `?path=`.
+    /// `GET` reads, `PUT` writes, `DELETE` removes; `?path=`.
     FILES = "/v1/sandboxes/{id}/files";
-    /// `GET`: list a directory; `?path=`.
+    /// `GET` lists a directory; `?path=`.
     FILES_LIST = "/v1/sandboxes/{id}/files/list";
-    /// `POST`.
     FILES_MKDIR = "/v1/sandboxes/{id}/files/mkdir";
-    /// `GET`: a stream; `?path=`.
+    /// `GET` a stream of changes; `?path=`.
     FILES_WATCH = "/v1/sandboxes/{id}/files/watch";
-    /// `GET`, upgraded to a WebSocket.
+    /// `GET`; upgraded to a WebSocket.
     TERMINAL = "/v1/sandboxes/{id}/terminal";
-    /// `GET`: list, `POST`: start in the background.
+    /// `GET` lists, `POST` starts in the background.
     PROCESSES = "/v1/sandboxes/{id}/processes";
-    /// `POST`.
     PROCESS_SIGNAL = "/v1/sandboxes/{id}/processes/{pid}/signal";
-    /// `GET`: a stream.
+    /// `GET` a stream.
     PROCESS_OUTPUT = "/v1/sandboxes/{id}/processes/{pid}/output";
-    /// `GET`: a stream.
+    /// `GET` a stream.
     EVENTS = "/v1/events";
-    /// `GET`.
     IMAGES = "/v1/images";
-    /// `GET`.
     STORE = "/v1/store";
-    /// `POST`.
     STORE_FSCK = "/v1/store/fsck";
     /// `GET`: list, `POST`: make.
     TOKENS = "/v1/tokens";
@@ -87,11 +72,8 @@ routes! {
     TOKEN = "/v1/tokens/{name}";
     /// `GET`: list, `POST`: make.
     WORKSPACES = "/v1/workspaces";
-    /// `GET`, `DELETE`.
     WORKSPACE = "/v1/workspaces/{name}";
-    /// `POST`.
     WORKSPACE_SUSPEND = "/v1/workspaces/{name}/suspend";
-    /// `POST`.
     WORKSPACE_RESUME = "/v1/workspaces/{name}/resume";
 }
 

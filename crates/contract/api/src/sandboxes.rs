@@ -1,4 +1,7 @@
-//! Sandboxes: live machines.
+//! Sandboxes: running VMs.
+//!
+//! [`CreateSandboxes`] starts children of a snapshot, [`SandboxInfo`] describes one, and [`SandboxStats`] has
+//! its resource usage.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +13,18 @@ use crate::{ErrorBody, LimitsRequest};
 /// Body of `POST /v1/sandboxes`: start children of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateSandboxes {
-    /// What to start from.
+    /// Tag of the snapshot to start from.
     #[schema(
         min_length = 1,
         max_length = 64,
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub snapshot_tag: String,
-    /// How many, 1 to 1000.
+    /// Number of children, 1 to 1000.
     #[serde(default = "one")]
     #[schema(minimum = 1, maximum = 1000, default = 1)]
     pub n: u32,
-    /// Give each child a network namespace of its own.
+    /// Accepted for compatibility; sandboxes have no network.
     #[serde(default)]
     pub per_child_netns: bool,
     /// The same as `limits.memory_mib`.
@@ -34,13 +37,13 @@ pub struct CreateSandboxes {
     /// Taken for compatibility; every branch is incremental without it.
     #[serde(default)]
     pub prewarm: bool,
-    /// Taken for compatibility; every sandbox can be branched live.
+    /// Accepted for compatibility; every sandbox can be branched live.
     #[serde(default)]
     pub live_fork: bool,
-    /// Taken for compatibility.
+    /// Accepted for compatibility; has no effect.
     #[serde(default)]
     pub hugepages: bool,
-    /// Answer when every child's agent has answered, or at once with 202 *(extension)*.
+    /// Respond when every child is ready; if false, respond with 202 at once *(extension)*.
     #[serde(default = "crate::snapshots::yes")]
     pub wait: bool,
     /// Seconds after which the sandboxes are deleted *(extension)*.
@@ -76,70 +79,70 @@ fn one() -> u32 {
 /// Body of `PATCH /v1/sandboxes/{id}` *(extension)*.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UpdateSandbox {
-    /// Seconds from now after which the sandbox is deleted; 0 is never.
+    /// Seconds from now after which the sandbox is deleted; 0 for never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_secs: Option<u64>,
-    /// New labels, in place of all old ones.
+    /// New labels; they replace all old ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
 }
 
-/// Where a sandbox is in its life.
+/// State of a sandbox.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxState {
-    /// Its VM starts; the agent has not answered yet.
+    /// The VM starts; the agent has not answered yet.
     Launching,
-    /// Its agent has answered.
+    /// The sandbox is ready.
     Running,
-    /// It stands still on request.
+    /// The vCPUs are paused on request.
     Paused,
-    /// It is being cut for a branch or a checkpoint.
+    /// The VM is being cut for a branch or a checkpoint.
     Cutting,
-    /// It is being ended.
+    /// The sandbox is being deleted.
     Stopping,
-    /// It could not be started, or it ended by itself.
+    /// The VM could not be started, or it ended by itself.
     Failed,
 }
 
-/// A live machine.
+/// A running VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxInfo {
-    /// Its id.
+    /// ID of the sandbox.
     pub id: String,
-    /// What it was started from.
+    /// Tag of the snapshot from which the sandbox was started.
     pub snapshot_tag: String,
-    /// Its network namespace, as a name under `/var/run/netns`.
+    /// Network namespace, as a name under `/var/run/netns`.
     #[schema(required)]
     pub netns: Option<String>,
-    /// Where its agent listens inside that namespace.
+    /// Address of the agent inside that namespace.
     pub guest_addr: String,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created_at_unix: u64,
-    /// The VMM process.
+    /// Process ID of the VMM.
     #[schema(required)]
     pub pid: Option<u32>,
     /// Limit on host memory, in MiB.
     #[schema(required)]
     pub memory_limit_mib: Option<u64>,
-    /// It has been branched.
+    /// Whether the sandbox has been branched.
     pub has_branched: bool,
-    /// Where the memory of its last branch lies.
+    /// Path of the memory of its last branch.
     #[schema(required)]
     pub last_branch_memory_path: Option<String>,
-    /// How often it has been branched.
+    /// Number of branches of the sandbox.
     pub branch_count: u32,
-    /// Where it is in its life *(extension)*.
+    /// State of the sandbox *(extension)*.
     pub state: SandboxState,
-    /// Why it failed, if it did *(extension)*.
+    /// Error of a failed sandbox *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorBody>,
-    /// When it will be deleted, in seconds since 1970 *(extension)*.
+    /// Time at which the sandbox is deleted, in seconds since 1970 *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_unix: Option<u64>,
-    /// From the request to the agent's answer, in microseconds *(extension)*.
+    /// Time from the request until the child was ready, in microseconds *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_us: Option<u64>,
     /// Guest memory in MiB *(extension)*.
@@ -151,10 +154,10 @@ pub struct SandboxInfo {
     /// Host name in the guest *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// The workspace it belongs to *(extension)*.
+    /// Workspace of the sandbox *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
-    /// Labels *(extension)*.
+    /// Labels of the sandbox *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Who owns it *(extension)*.
@@ -162,23 +165,23 @@ pub struct SandboxInfo {
     pub owner: String,
 }
 
-/// What a live sandbox uses of the host: an entry of `GET /v1/stats` *(extension)*.
+/// Resource usage of a sandbox: an entry of `GET /v1/stats` *(extension)*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxStats {
-    /// Its id.
+    /// ID of the sandbox.
     pub id: String,
-    /// What it was started from.
+    /// Tag of the snapshot from which the sandbox was started.
     pub snapshot_tag: String,
-    /// Where it is in its life.
+    /// State of the sandbox.
     pub state: SandboxState,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created_at_unix: u64,
     /// Guest memory in MiB.
     pub memory_mib: u32,
-    /// Host memory that only it has: what it changed, and its VMM.
+    /// Host memory of this sandbox alone: changed pages and the VMM, in bytes.
     pub own_bytes: u64,
-    /// Host memory it has mapped and others may have too.
+    /// Mapped host memory that others may share, in bytes.
     pub shared_bytes: u64,
-    /// Processor time since it started, in microseconds.
+    /// CPU time since the start, in microseconds.
     pub cpu_us: u64,
 }

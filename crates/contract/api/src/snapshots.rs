@@ -1,54 +1,54 @@
-//! Snapshots: frozen machines with a name.
+//! Snapshots: frozen VMs under a tag, and the store that holds them.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Whether a snapshot can be used.
+/// State of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotStatus {
-    /// It is being written; it cannot be spawned from yet.
+    /// The snapshot is being written; children cannot start from it yet.
     Writing,
-    /// It is whole and durable.
+    /// The snapshot is complete and durable.
     Ready,
-    /// Its writing failed, or parts of it are missing or damaged.
+    /// Writing failed, or parts are missing or damaged.
     Failed,
 }
 
 /// A snapshot in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotInfo {
-    /// Its name.
+    /// Name of the snapshot.
     pub tag: String,
-    /// Where its manifest lies on the host.
+    /// Directory of the manifest on the host.
     pub dir: String,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created_at_unix: u64,
-    /// Whether it can be used.
+    /// State of the snapshot.
     pub status: SnapshotStatus,
     /// Whether children can be started from it now.
     pub bootable: bool,
-    /// The sandbox it was branched from, or `compact:<tag>`.
+    /// Sandbox from which the snapshot was branched, or `compact:<tag>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branched_from: Option<String>,
-    /// How long the source stood still, in milliseconds.
+    /// Pause of the source, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<u64>,
-    /// How long writing took after the source went on, in milliseconds.
+    /// Duration of writing after the source ran again, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff_ms: Option<u64>,
-    /// Bytes that this snapshot holds itself.
+    /// Bytes that this snapshot stores itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff_physical_bytes: Option<u64>,
-    /// Bytes of guest memory that it describes.
+    /// Bytes of guest memory that the snapshot describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff_logical_bytes: Option<u64>,
-    /// What is wrong with it, or worth knowing.
+    /// A problem, or other information for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
-    /// The tag it builds on *(extension)*.
+    /// Tag on which the snapshot is based *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_tag: Option<String>,
     /// Guest memory in MiB *(extension)*.
@@ -57,13 +57,13 @@ pub struct SnapshotInfo {
     /// Number of vCPUs *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
-    /// The image its disk began as *(extension)*.
+    /// Image of the disk *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// The pause in microseconds *(extension)*.
+    /// Pause in microseconds *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_us: Option<u64>,
-    /// Bytes on disk, parts shared with others included *(extension)*.
+    /// Bytes on disk, shared parts included *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub physical_bytes: Option<u64>,
     /// Who owns it; left out if nobody does, as for snapshots that were copied into the store *(extension)*.
@@ -85,19 +85,19 @@ pub struct UpdateSnapshot {
 /// Body of `POST /v1/snapshots`: boot a parent, warm it up, freeze it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateSnapshot {
-    /// The name of the new snapshot.
+    /// Tag of the new snapshot.
     #[schema(
         min_length = 1,
         max_length = 64,
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub tag: String,
-    /// Path of a kernel on the daemon's host. Left out, it is `kernels/vmlinux` in the daemon's data directory, or
-    /// what `forkd-image` makes.
+    /// Path of a kernel on the daemon's host; by default `kernels/vmlinux` in the daemon's data directory, or
+    /// the result of `forkd-image`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^/")]
     pub kernel: Option<String>,
-    /// Path of a raw disk image on the daemon's host. Exactly one of `rootfs` and `image` is given.
+    /// Path of a raw disk image on the daemon's host. Exactly one of `rootfs` and `image` is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^/")]
     pub rootfs: Option<String>,
@@ -109,19 +109,19 @@ pub struct CreateSnapshot {
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub image: Option<String>,
-    /// Path of an initial RAM disk on the daemon's host *(extension)*.
+    /// Path of an initramfs on the daemon's host *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^/")]
     pub initramfs: Option<String>,
-    /// Taken for compatibility: the root file system is always writable. Writes go to a layer of the snapshot, never
-    /// to the image.
+    /// Accepted for compatibility: the root file system is always writable. Writes go to a layer of the
+    /// snapshot, never to the image.
     #[serde(default)]
     pub rw: bool,
-    /// Taken for compatibility; no network devices are made.
+    /// Accepted for compatibility; has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// Taken for compatibility, at most 60: a snapshot is cut when the agent and the warm-up are ready,
-    /// not after a fixed time.
+    /// Accepted for compatibility, at most 60: a snapshot is made when agent and warm-up are ready, not after
+    /// a fixed time.
     #[serde(default = "default_boot_wait")]
     #[schema(maximum = 60)]
     pub boot_wait_secs: u64,
@@ -133,20 +133,20 @@ pub struct CreateSnapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 32)]
     pub vcpus: Option<u8>,
-    /// A command to run before the cut; it must exit with 0 *(extension)*.
+    /// Command to run before the cut; it must exit with 0 *(extension)*.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warmup: Vec<String>,
     /// Python statements to run in the warm interpreter before the cut *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_code: Option<String>,
-    /// The longest that boot and warm-up may take, in seconds *(extension)*.
+    /// Timeout for boot and warm-up, in seconds *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 3600)]
     pub ready_timeout_secs: Option<u64>,
-    /// Answer when the snapshot is ready, or at once with 202 *(extension)*.
+    /// Respond when the snapshot is ready; if false, respond with 202 at once *(extension)*.
     #[serde(default = "crate::snapshots::yes")]
     pub wait: bool,
-    /// Labels *(extension)*.
+    /// Labels of the snapshot *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
@@ -181,38 +181,38 @@ pub(crate) fn yes() -> bool {
     true
 }
 
-/// Answer of `GET /v1/snapshots/{tag}/info`.
+/// Response to `GET /v1/snapshots/{tag}/info`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotDetail {
-    /// Its name.
+    /// Name of the snapshot.
     pub tag: String,
-    /// Where its manifest lies on the host.
+    /// Directory of the manifest on the host.
     pub dir: String,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at_unix: Option<u64>,
     /// Guest memory in bytes.
     pub memory_logical_bytes: u64,
-    /// Bytes on disk of the memory that this snapshot holds itself.
+    /// Bytes on disk of the memory that this snapshot stores itself.
     pub memory_physical_bytes: u64,
     /// Bytes of vCPU and device state.
     pub vmstate_bytes: u64,
-    /// The tag it builds on.
+    /// Tag on which the snapshot is based.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_tag: Option<String>,
-    /// Digest of the manifest it builds on.
+    /// Digest of the manifest on which the snapshot is based.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_content_hash: Option<String>,
     /// Number of ancestors.
     pub chain_depth: u32,
-    /// Tags that build directly on this one.
+    /// Tags that are based directly on this one.
     pub dependents: Vec<String>,
-    /// Tags this one builds on, the oldest first.
+    /// Tags on which this one is based, oldest first.
     pub ancestors: Vec<String>,
     /// Digest of the manifest *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_hash: Option<String>,
-    /// Bytes on disk of its disk layers *(extension)*.
+    /// Bytes on disk of the disk layers *(extension)*.
     #[serde(default)]
     pub disk_physical_bytes: u64,
     /// Bytes on disk that no other snapshot shares *(extension)*.
@@ -221,7 +221,7 @@ pub struct SnapshotDetail {
     /// Number of vCPUs *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
-    /// The image its disk began as *(extension)*.
+    /// Image of the disk *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Number of disk layers *(extension)*.
@@ -230,7 +230,7 @@ pub struct SnapshotDetail {
     /// Number of memory layers *(extension)*.
     #[serde(default)]
     pub memory_layers: u32,
-    /// Labels *(extension)*.
+    /// Labels of the snapshot *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
@@ -238,7 +238,7 @@ pub struct SnapshotDetail {
 /// Body of `POST /v1/snapshots/{tag}/compact`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CompactRequest {
-    /// The name of the flat copy.
+    /// Tag of the compacted copy.
     #[schema(
         min_length = 1,
         max_length = 64,
@@ -247,35 +247,35 @@ pub struct CompactRequest {
     pub to: String,
 }
 
-/// Answer of `GET /v1/store`.
+/// Response to `GET /v1/store`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreUsage {
-    /// Where the store lies on the host.
+    /// Directory of the store on the host.
     pub dir: String,
     /// Number of snapshots.
     pub snapshots: u64,
-    /// Number of content-addressed files.
+    /// Number of blobs.
     pub blobs: u64,
-    /// Bytes they take on disk.
+    /// Bytes that the blobs use on disk.
     pub physical_bytes: u64,
-    /// Bytes they describe.
+    /// Bytes that the blobs describe.
     pub logical_bytes: u64,
-    /// Bytes free on that file system.
+    /// Free bytes of the file system.
     pub free_bytes: u64,
-    /// Bytes that they may take on disk for one more to be made; no limit if missing.
+    /// Limit on bytes on disk; a store above it refuses a new snapshot. Missing if there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
 }
 
-/// Answer of `POST /v1/store/fsck`.
+/// Response to `POST /v1/store/fsck`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FsckReport {
-    /// Number of snapshots looked at.
+    /// Number of snapshots checked.
     pub snapshots: u64,
-    /// Number of files whose digest was computed again.
+    /// Number of blobs whose digest was computed again.
     pub blobs_checked: u64,
-    /// What is wrong, one sentence each.
+    /// Problems, one sentence each.
     pub problems: Vec<String>,
-    /// What was put right, one sentence each.
+    /// Repairs, one sentence each.
     pub repaired: Vec<String>,
 }

@@ -1,36 +1,38 @@
-//! Health, version and images.
+//! Health, version and images of a daemon.
+//!
+//! `/healthz` needs no token; monitoring can use it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Answer of `GET /healthz`.
+/// Response to `GET /healthz`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
-    /// The daemon can serve requests.
+    /// Whether the daemon can serve requests.
     pub ok: bool,
-    /// What does not work, if something does not *(extension)*.
+    /// Problems of the daemon, one sentence each *(extension)*.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// Answer of `GET /version`.
+/// Response to `GET /version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Version {
-    /// The version of the daemon.
+    /// Version of the daemon.
     pub version: String,
-    /// The version of the API, `v1`.
+    /// Version of the API, `v1`.
     pub api: String,
 }
 
-/// An image that parents can be built from.
+/// An image from which parents can be built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {
-    /// The name a snapshot request gives.
+    /// Name for snapshot requests.
     pub name: String,
-    /// Where it lies on the host.
+    /// Path on the host.
     pub dir: String,
-    /// Size the guest sees.
+    /// Size that the guest sees, in bytes.
     pub logical_bytes: u64,
-    /// Space it takes on the host.
+    /// Space on the host, in bytes.
     pub physical_bytes: u64,
 }

@@ -1,42 +1,42 @@
-//! Workspaces: sandboxes with a name that can be put to sleep.
+//! Workspaces: sandboxes with a name that can be suspended to disk and resumed.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Where a workspace is.
+/// State of a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkspaceStatus {
-    /// Its sandbox lives.
+    /// The sandbox of the workspace runs.
     Running,
-    /// Its state is on disk.
+    /// The state of the workspace is on disk.
     Suspended,
-    /// Its sandbox ended without being suspended.
+    /// The sandbox ended without being suspended.
     Stale,
 }
 
-/// A workspace.
+/// A sandbox with a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WorkspaceInfo {
-    /// Its id.
+    /// ID of the workspace.
     pub id: String,
-    /// Its name.
+    /// Name of the workspace.
     pub name: String,
-    /// What it was first started from.
+    /// Tag from which the workspace was first started.
     pub source_snapshot_tag: String,
-    /// Where its state lies, once suspended.
+    /// Tag of the suspended state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_state_tag: Option<String>,
-    /// Where it is.
+    /// State of the workspace.
     pub status: WorkspaceStatus,
-    /// Its sandbox, while it runs.
+    /// ID of the sandbox, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live_sandbox_id: Option<String>,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created_at_unix: u64,
-    /// When it was last started or suspended, in seconds since 1970.
+    /// Time of the last start or suspension, in seconds since 1970.
     pub last_active_unix: u64,
-    /// Where the memory of its last state lies.
+    /// Path of the memory of the last state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_branch_memory_path: Option<String>,
     /// Who owns it *(extension)*.
@@ -47,21 +47,21 @@ pub struct WorkspaceInfo {
 /// Body of `POST /v1/workspaces`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreateWorkspace {
-    /// Its name.
+    /// Name of the workspace.
     #[schema(
         min_length = 1,
         max_length = 64,
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub name: String,
-    /// What to start from.
+    /// Tag of the snapshot to start from.
     #[schema(
         min_length = 1,
         max_length = 64,
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub snapshot_tag: String,
-    /// Give it a network namespace of its own.
+    /// Accepted for compatibility; sandboxes have no network.
     #[serde(default)]
     pub per_child_netns: bool,
     /// Limit on host memory, in MiB.
@@ -72,7 +72,7 @@ pub struct CreateWorkspace {
 /// Body of `POST /v1/workspaces/{name}/suspend`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SuspendRequest {
-    /// Keep only what differs from the snapshot it was started from.
+    /// Store only the changes since the snapshot from which the workspace was started.
     #[serde(default)]
     pub diff: bool,
 }

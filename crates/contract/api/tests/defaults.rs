@@ -1,4 +1,4 @@
-//! What a program leaves out means what a request leaves out.
+//! Defaults of Rust types equal the defaults of missing JSON fields.
 
 use forkd_api::{BranchRequest, CreateSandboxes, CreateSnapshot, ExecRequest};
 use serde::de::DeserializeOwned;

@@ -1,4 +1,4 @@
-//! [`Error`]: the failures of all commands.
+//! [`enum@Error`]: the failures of all commands.
 //!
 //! Each operation has its own error enum; this one joins them for `main`. [`Error::hint`] returns a remedy
 //! where one is known.
@@ -22,21 +22,21 @@ use crate::tools::ToolError;
 /// Why a command failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    #[error("there is no guest kernel")]
+    #[error("cannot build the guest kernel")]
     Kernel(#[from] KernelError),
-    #[error("there is no initramfs")]
+    #[error("cannot build the initramfs")]
     Initramfs(#[from] InitramfsError),
-    #[error("there is no image")]
+    #[error("cannot build the image")]
     Image(#[from] ImageError),
-    #[error("there is no machine image")]
+    #[error("cannot build the machine image")]
     Machine(#[from] MachineError),
-    #[error("there is no recipe to build")]
+    #[error("cannot read the recipe")]
     Recipe(#[from] RecipeError),
     #[error("the result could not be copied")]
     Export(#[from] ExportError),
     #[error("the cache cannot be used")]
     Cache(#[from] CacheError),
-    #[error("Debian's packages cannot be had")]
+    #[error("Debian's packages are not available")]
     Debian(#[from] DebianError),
     /// No agent was given, and there is none beside this program.
     #[error("the guest agent is not at {}", path.display())]

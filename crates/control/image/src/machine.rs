@@ -28,14 +28,14 @@ const RECIPE: &str = "machine";
 pub enum MachineError {
     #[error("the recipe of the machine cannot be used")]
     Recipe(#[from] RecipeError),
-    #[error("the machine has no kernel")]
+    #[error("cannot build the kernel of the machine")]
     Kernel(#[from] KernelError),
     /// QEMU's ordinary machine types do not boot an ELF kernel.
     #[error("the machine needs a bzImage, and {} has only vmlinux", folder.display())]
     NoBzImage { folder: PathBuf },
-    #[error("the machine has no initramfs")]
+    #[error("cannot build the initramfs of the machine")]
     Initramfs(#[from] InitramfsError),
-    #[error("the machine has no root")]
+    #[error("cannot build the root of the machine")]
     Image(#[from] ImageError),
     #[error("cannot {action} {}", path.display())]
     Io {

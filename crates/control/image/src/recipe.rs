@@ -46,7 +46,7 @@ pub enum RecipeError {
         #[source]
         source: Box<toml::de::Error>,
     },
-    #[error("{} has format {found}, and {SCHEMA} is the one known", path.display())]
+    #[error("{} has format {found}; this version reads format {SCHEMA}", path.display())]
     Schema { path: PathBuf, found: u32 },
     #[error("{}: {field} {problem}", path.display())]
     Value {
@@ -381,7 +381,7 @@ mod tests {
         let text = message("schema = 9\nsomething = \"new\"\n");
         assert_eq!(
             text,
-            "small/recipe.toml has format 9, and 1 is the one known"
+            "small/recipe.toml has format 9; this version reads format 1"
         );
     }
 

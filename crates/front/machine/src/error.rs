@@ -55,7 +55,7 @@ pub enum MachineError {
     #[error("port {port} of 127.0.0.1 is in use")]
     PortInUse { port: u16 },
     /// KVM was requested and is not usable.
-    #[error("hardware acceleration was asked for, and this host has none: {reason}")]
+    #[error("KVM was requested and is not usable: {reason}")]
     NoKvm {
         /// The probe's reason.
         reason: String,
@@ -138,7 +138,7 @@ impl MachineError {
                 "choose another with --port, or let one be chosen with --port 0".to_owned()
             }
             Self::NoKvm { .. } => {
-                "leave --accel out to use software emulation where it must be".to_owned()
+                "omit --accel to fall back to software emulation".to_owned()
             }
             Self::DiskFull { .. } => "free some space, or point XDG_STATE_HOME elsewhere".to_owned(),
             Self::DiskShrink { .. } => {

@@ -1,6 +1,6 @@
 //! Finds a Debian mirror.
 //!
-//! The order is `--mirror`, the sources of the host's apt with the suite replaced by [`SUITE`](super::SUITE),
+//! The order is `--mirror`, the sources of the host's apt with the suite replaced by [`SUITE`],
 //! and the mirror that mmdebstrap knows. [`MirrorChoice`] is resolved late: a build from the cache needs no
 //! mirror.
 

@@ -1,6 +1,6 @@
 //! Images: an ext4 disk built from a recipe.
 //!
-//! A [`RootSource`](crate::root::RootSource) provides the files, [`finish`] completes them, `root::ext4`
+//! A [`RootSource`] provides the files, [`finish`] completes them, `root::ext4`
 //! writes the disk, and [`record`] describes the result in `image.json`. A finished image is read-only.
 
 pub mod finish;
@@ -30,7 +30,7 @@ pub use forkd_formats::image::{DISK, RECORD};
 pub enum ImageError {
     #[error("the recipe cannot be used")]
     Recipe(#[from] RecipeError),
-    #[error("the image {name} has no root")]
+    #[error("cannot build the root of image {name}")]
     Root {
         name: String,
         #[source]
@@ -42,7 +42,7 @@ pub enum ImageError {
         #[source]
         source: TreeError,
     },
-    #[error("the image {name} has no disk")]
+    #[error("cannot write the disk of image {name}")]
     Ext4 {
         name: String,
         #[source]

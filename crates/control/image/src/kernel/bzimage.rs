@@ -47,9 +47,7 @@ impl Compression {
 pub enum BzImageError {
     #[error("there is no boot header at offset 0x202")]
     NoHeader,
-    #[error(
-        "boot protocol {major}.{minor:02} does not say where the kernel is: 2.08 is the oldest that does"
-    )]
+    #[error("boot protocol {major}.{minor:02} is too old: 2.08 or newer is needed")]
     TooOld { major: u8, minor: u8 },
     #[error(
         "the header places the kernel at {offset}+{length}, past the end of the file ({size} bytes)"
@@ -60,7 +58,7 @@ pub enum BzImageError {
         size: usize,
     },
     #[error(
-        "the kernel is compressed in an unknown way (first bytes {magic:02x?}): gzip, xz, zstd and lz4 are known"
+        "unknown compression of the kernel (first bytes {magic:02x?}): gzip, xz, zstd and lz4 are supported"
     )]
     UnknownCompression {
         /// The first bytes of the payload.

@@ -22,7 +22,7 @@ pub enum ElfError {
     Malformed(#[source] object::read::Error),
     #[error("the ELF file has no loadable segment")]
     NothingToLoad,
-    #[error("the ELF file does not say its Linux version")]
+    #[error("the ELF file has no Linux version")]
     NoVersion,
 }
 

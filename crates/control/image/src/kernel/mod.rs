@@ -44,13 +44,13 @@ pub enum KernelError {
     /// The file is neither an ELF kernel nor a bzImage.
     #[error("{} is neither an ELF vmlinux nor a bzImage", path.display())]
     UnknownFormat { path: PathBuf },
-    #[error("the kernel cannot be taken out of {}", path.display())]
+    #[error("cannot extract the kernel from {}", path.display())]
     BzImage {
         path: PathBuf,
         #[source]
         source: BzImageError,
     },
-    #[error("{} does not hold a bootable kernel", path.display())]
+    #[error("{} is not a bootable kernel", path.display())]
     Elf {
         path: PathBuf,
         #[source]

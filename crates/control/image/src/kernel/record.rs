@@ -1,7 +1,7 @@
 //! `kernel.json`: content and origin of a kernel folder.
 //!
 //! `schema` is the version of the format; other versions are refused. Two kernels with equal
-//! [`KernelRecord::content`] are the same kernel.
+//! `KernelRecord::content` are the same kernel.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

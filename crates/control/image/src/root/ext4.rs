@@ -36,7 +36,7 @@ pub enum Ext4Error {
         #[source]
         source: mkext4::Error,
     },
-    #[error("the file system {} is not sound", path.display())]
+    #[error("e2fsck found faults in the file system {}", path.display())]
     Unsound {
         path: PathBuf,
         #[source]

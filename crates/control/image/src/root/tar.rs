@@ -18,7 +18,7 @@ const XATTR: &str = "SCHILY.xattr.";
 
 /// An archive that is rejected as a root.
 #[derive(Debug, Error)]
-#[error("the archive {} does not hold a root", path.display())]
+#[error("the archive {} is not a root file system", path.display())]
 pub struct TarError {
     pub path: PathBuf,
     #[source]
@@ -36,7 +36,7 @@ pub enum Problem {
         name: String,
     },
     /// An entry of a kind that a root does not contain.
-    #[error("{name} is of kind {kind:?}, which no root has")]
+    #[error("{name} has kind {kind:?}, which is not allowed in a root")]
     OddEntry { name: String, kind: EntryType },
     #[error("an entry is out of place")]
     Tree(#[from] TreeError),

@@ -107,3 +107,20 @@ async fn a_store_of_a_later_version_is_refused() {
     std::fs::write(daemon.data().join("store.json"), r#"{"format":99}"#).unwrap();
     assert!(!starts(&mut daemon).await);
 }
+
+#[tokio::test]
+async fn a_snapshot_of_another_version_is_refused_alone() {
+    let mut daemon = unpack("65cd0aa.tar.gz");
+    let manifest = daemon.data().join("snapshots/full/manifest.json");
+    std::fs::write(manifest, r#"{"schema":99}"#).unwrap();
+    assert!(starts(&mut daemon).await);
+    let error = daemon.spawn("full", 1).await.unwrap_err();
+    assert!(error.code().is_some(), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("forkd rmi")));
+    daemon
+        .client()
+        .delete_snapshot("full", false, true)
+        .await
+        .unwrap();
+    assert!(!daemon.tags().await.contains(&"full".to_owned()));
+}

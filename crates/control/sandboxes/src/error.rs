@@ -271,6 +271,9 @@ fn store_hint(error: &StoreError) -> Option<String> {
             "POST /v1/store/fsck says what is damaged; delete the snapshot and build it again"
                 .into()
         }
+        StoreError::Manifest { .. } => {
+            "delete the snapshot (forkd rmi TAG) and build or branch it again".into()
+        }
         StoreError::Limit { .. } => {
             "delete snapshots (forkd rmi), or start the daemon with a higher --store-limit-mib".into()
         }

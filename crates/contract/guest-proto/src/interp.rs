@@ -1,6 +1,10 @@
 //! Interpreters that stay resident and keep their state between calls.
 
+use std::fmt;
+
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 /// Starts an interpreter, or makes sure that one of this name runs; the response is an [`InterpInfo`] and
 /// comes when the warm-up is done.
@@ -132,7 +136,7 @@ pub enum EvalMode {
 }
 
 /// What came of a call.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalResult {
     /// The value as the language prints it; `None` when there is none.
@@ -140,10 +144,10 @@ pub struct EvalResult {
     pub repr: Option<String>,
     /// The value as JSON, where it has such a form.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub json: Option<serde_json::Value>,
-    /// Other forms of the value by media type (`text/html`, `image/png` in base64, …).
-    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
-    pub display: serde_json::Map<String, serde_json::Value>,
+    pub json: Option<JsonText>,
+    /// Other forms of the value: an object whose keys are media types (`text/html`, `image/png` in base64, …).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub display: Option<JsonText>,
     /// What was raised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<EvalError>,
@@ -160,6 +164,46 @@ pub struct EvalResult {
     pub bulk: Option<u64>,
 }
 
+/// A JSON value that stays text. A tree of values takes up to 44 times the memory of its text, and the text comes from
+/// a guest.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JsonText(Box<RawValue>);
+
+impl JsonText {
+    /// The text.
+    #[must_use]
+    pub fn get(&self) -> &str {
+        self.0.get()
+    }
+
+    /// Reads the text into a type. For values whose size the caller knows to be small.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self.get())
+    }
+}
+
+impl From<JsonText> for String {
+    fn from(json: JsonText) -> Self {
+        let text: Box<str> = json.0.into();
+        text.into()
+    }
+}
+
+impl fmt::Debug for JsonText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.get())
+    }
+}
+
+impl PartialEq for JsonText {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for JsonText {}
+
 /// What code raised.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -170,4 +214,20 @@ pub struct EvalError {
     pub message: String,
     /// The traceback as the language prints it.
     pub traceback: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_stays_text() {
+        let text = r#"{"json":[[0], [1e9]],"display":{"text/html":"x"}}"#;
+        let result: EvalResult = serde_json::from_str(text).unwrap();
+        let json = result.json.clone().unwrap();
+        assert_eq!(json.get(), "[[0], [1e9]]");
+        assert_eq!(String::from(json), "[[0], [1e9]]");
+        let again = serde_json::to_string(&result).unwrap();
+        assert!(again.contains("[[0], [1e9]]"), "{again}");
+    }
 }

@@ -57,7 +57,7 @@ pub use hello::{Hello, feature};
 pub use identity::{HookResult, IdentityReport, IdentityRequest, Reset};
 pub use interp::{
     EvalError, EvalMode, EvalRequest, EvalResult, InterpInfo, InterpName, InterpStart, InterpState,
-    Warmup,
+    JsonText, Warmup,
 };
 pub use machine::{
     ClockRequest, ClockState, CpuMetrics, DiskMetrics, FreezeReport, FreezeRequest, MemoryMetrics,

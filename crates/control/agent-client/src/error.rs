@@ -1,4 +1,4 @@
-//! What can go wrong between here and the agent.
+//! Errors of connections and requests.
 
 use forkd_guest_proto::{AgentError, ErrorCode};
 use thiserror::Error;
@@ -32,6 +32,15 @@ pub enum Error {
     #[error("the answer is larger than {limit} bytes")]
     OverLimit {
         /// The limit.
+        limit: usize,
+    },
+    /// The agent did not answer by the deadline of the call, or a transfer stood still for too long.
+    #[error("the agent did not answer in time")]
+    Timeout,
+    /// The answers of all guests together take more memory than they may.
+    #[error("answers of guests already hold the {limit} bytes that they may take together")]
+    OverBudget {
+        /// The budget.
         limit: usize,
     },
     /// A listing is longer than was asked for.

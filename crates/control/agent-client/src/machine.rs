@@ -6,9 +6,9 @@ use forkd_guest_proto::{
     ThawReport,
 };
 
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
-impl Client {
+impl Calls {
     /// Asks whether the agent answers.
     pub async fn ping(&self) -> Result<Pong, Error> {
         self.call(&Request::Ping).await

@@ -8,6 +8,7 @@ use forkd_guest_proto::{Control, Event, Kind, MAX_PAYLOAD, Outcome, Request, cha
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
+use crate::budget::Budget;
 use crate::connection::{Connection, lock};
 use crate::error::Error;
 
@@ -23,8 +24,6 @@ struct Inner {
     send: SendWindow,
     response: Option<Vec<u8>>,
     lost: Option<String>,
-    /// Nobody reads any more; what comes is thrown away.
-    abandoned: bool,
 }
 
 struct Channel {
@@ -46,7 +45,6 @@ impl State {
                 send: SendWindow::new(peer_window),
                 response: None,
                 lost: None,
-                abandoned: false,
             }),
             arrived: Notify::new(),
             credit: Notify::new(),
@@ -55,7 +53,6 @@ impl State {
 
     fn push(&self, number: u8, bytes: Vec<u8>) -> Result<(), String> {
         let mut inner = lock(&self.inner);
-        let abandoned = inner.abandoned;
         let Some(channel) = inner.channels.get_mut(usize::from(number)) else {
             return Err(format!("data on channel {number}, which does not exist"));
         };
@@ -63,7 +60,7 @@ impl State {
             .window
             .receive(bytes.len())
             .map_err(|overrun| overrun.to_string())?;
-        if !bytes.is_empty() && !abandoned {
+        if !bytes.is_empty() {
             channel.waiting.push_back(bytes);
         }
         drop(inner);
@@ -143,7 +140,10 @@ impl Stream {
                 size: payload.len(),
             });
         }
-        let state = Arc::new(State::new(connection.peer.window, connection.window));
+        let state = Arc::new(State::new(
+            connection.terms.peer.window,
+            connection.terms.window,
+        ));
         let id = connection.register(&state)?;
         connection.send(id, Kind::Request, 0, &payload);
         let handle = Handle {
@@ -154,6 +154,11 @@ impl Stream {
         Ok(Self { handle })
     }
 
+    /// The memory that answers may take.
+    pub fn budget(&self) -> &Budget {
+        &self.connection.terms.budget
+    }
+
     /// A second handle, which does not keep the request from being cancelled.
     pub fn share(&self) -> Handle {
         self.handle.clone()
@@ -162,15 +167,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let mut inner = lock(&self.state.inner);
-        inner.abandoned = true;
-        for channel in &mut inner.channels {
+        self.connection.cancel(self.id);
+        // A second handle keeps the state, but nothing that was received.
+        for channel in &mut lock(&self.state.inner).channels {
             channel.waiting.clear();
-        }
-        let answered = inner.response.is_some() || inner.lost.is_some();
-        drop(inner);
-        if !answered {
-            self.connection.send_control(self.id, &Control::Cancel);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forkd_guest_proto::{ClockRequest, IdentityReport, IdentityRequest};
 
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
 /// How often the clock is read. Once is enough where messages are fast.
 const READINGS: usize = 6;
@@ -24,9 +24,13 @@ pub struct Identified {
     pub clock_within: Option<Duration>,
 }
 
-impl Client {
-    /// Makes a fork a machine of its own, with the time of this host.
+impl Calls {
+    /// Makes a child a machine of its own, with the time of this host. The deadline is that of all steps together.
     pub async fn identify(&self, request: IdentityRequest) -> Result<Identified, Error> {
+        self.by(self.deadline()).identify_by(request).await
+    }
+
+    async fn identify_by(&self, request: IdentityRequest) -> Result<Identified, Error> {
         let unix_ns = Some(now());
         let report = self
             .identity(IdentityRequest { unix_ns, ..request })

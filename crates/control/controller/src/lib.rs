@@ -6,6 +6,7 @@
 
 mod activation;
 pub mod admission;
+pub mod agent_limits;
 pub mod app;
 pub mod args;
 pub mod audit;

@@ -93,12 +93,12 @@ async fn ping(agent: &Agent) -> Value {
         true => interp::evaluate(agent, "python", EvalMode::Eval, code)
             .await
             .ok()
-            .and_then(|answer| answer.json),
+            .and_then(|answer| answer.json?.parse::<String>().ok()),
         false => None,
     };
     json!({
         "pong": true,
-        "numpy_version": version.unwrap_or_else(|| json!("not-installed")),
+        "numpy_version": version.unwrap_or_else(|| "not-installed".to_owned()),
         "pid": std::process::id(),
         "agent_lang": "python",
         "warmup_ready": agent.interps.is_ready("python"),

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkd_agent_client::{Client, Options};
+use forkd_agent_client::{Calls, Client, Deadline, Options};
 use forkd_api::{ErrorCode, SnapshotInfo};
 use forkd_guest_proto::{
     EvalMode, EvalRequest, ExecRequest, FreezeRequest, InterpStart, QuiesceRequest, Warmup,
@@ -154,7 +154,9 @@ impl Parent {
     ) -> Result<SnapshotInfo, Error> {
         let cmdline = LINUX_CMDLINE.to_owned();
         self.boot(app, assets, &base, &cmdline).await?;
+        // One deadline for all of it, which is that of the request.
         let client = self.agent(app).await?;
+        let client = client.by(Deadline::within(request.timeout));
         warm_up(&client, request, assets).await?;
         let ready_us = clock::micros(self.started.elapsed());
         metrics::histogram!("forkd_parent_ready_seconds")
@@ -237,6 +239,7 @@ impl Parent {
         }
         let options = Options {
             timeout: Duration::from_secs(60),
+            budget: crate::agent_limits::BUDGET.clone(),
             ..Options::default()
         };
         Client::connect_vsock(&app.dirs.vsock(&self.id), AGENT_PORT, options)
@@ -298,7 +301,7 @@ impl Parent {
     }
 }
 
-async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
+async fn warm_up(client: &Calls, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
     if let Some(warmup) = &assets.warmup {
         let started = client
             .interp_start(InterpStart {
@@ -380,7 +383,7 @@ async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Re
 }
 
 /// NumPy in the warm interpreter; empty if it is not loaded.
-async fn numpy_version(client: &Client, assets: &Assets) -> String {
+async fn numpy_version(client: &Calls, assets: &Assets) -> String {
     if assets
         .warmup
         .as_ref()
@@ -398,7 +401,7 @@ async fn numpy_version(client: &Client, assets: &Assets) -> String {
         Ok(done) => done
             .result
             .json
-            .and_then(|value| value.as_str().map(str::to_owned))
+            .and_then(|value| value.parse::<String>().ok())
             .unwrap_or_default(),
         Err(_) => String::new(),
     }

@@ -19,6 +19,7 @@ use utoipa::IntoParams;
 use super::errors::{Answer, Failure};
 use super::extract::{Body, Params, PathId};
 use super::stream::{Framing, respond};
+use crate::agent_limits;
 use crate::app::App;
 use crate::error::Error;
 
@@ -85,6 +86,7 @@ pub async fn read(
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
     let reader = client
+        .by(agent_limits::start())
         .read(guest::ReadRequest {
             path: path.clone(),
             ..guest::ReadRequest::default()
@@ -145,6 +147,7 @@ pub async fn write(
     let client = sandbox.agent().await?;
     let failed = || Error::agent(format!("{path} cannot be written"));
     let mut writer = client
+        .by(agent_limits::start())
         .write(guest::WriteRequest {
             path: path.clone(),
             mode,
@@ -184,6 +187,7 @@ pub async fn remove(
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
     client
+        .by(agent_limits::start())
         .remove(guest::RemoveRequest {
             path: path.clone(),
             recursive: params.recursive,
@@ -208,6 +212,7 @@ pub async fn list(
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
     let (entries, _) = client
+        .by(agent_limits::answer())
         .list(guest::ListRequest {
             path: path.clone(),
             depth: 1,
@@ -248,6 +253,7 @@ pub async fn mkdir(
     let path = checked(request.path)?;
     let client = sandbox.agent().await?;
     client
+        .by(agent_limits::answer())
         .mkdir(guest::MkdirRequest {
             path: path.clone(),
             parents: true,
@@ -287,6 +293,7 @@ pub async fn watch(
     let watch = sandbox
         .agent()
         .await?
+        .by(agent_limits::start())
         .watch(guest::WatchRequest {
             path: path.clone(),
             recursive: params.recursive,

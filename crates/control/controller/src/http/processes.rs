@@ -16,6 +16,7 @@ use super::errors::{Answer, Failure};
 use super::exec::{FRAMES, exit_code, forward, guest_exec};
 use super::extract::{Body, PathId};
 use super::stream::{Framing, respond};
+use crate::agent_limits;
 use crate::app::App;
 use crate::error::Error;
 
@@ -44,6 +45,7 @@ pub async fn list(
 
 async fn known(client: &Client) -> Result<Vec<guest::ProcessInfo>, Error> {
     client
+        .by(agent_limits::answer())
         .processes()
         .await
         .map_err(Error::agent("the processes cannot be listed"))
@@ -68,6 +70,7 @@ pub async fn start(
     let started = sandbox
         .agent()
         .await?
+        .by(agent_limits::start())
         .start(wish)
         .await
         .map_err(Error::agent("the command could not be started"))?;
@@ -109,6 +112,7 @@ pub async fn output(
     let client = sandbox.agent().await?;
     let process = find(&client, &path.1).await?;
     let exec = client
+        .by(agent_limits::start())
         .attach(guest::AttachRequest {
             process: process.process,
             replay: true,
@@ -160,6 +164,7 @@ pub async fn signal(
         ));
     }
     client
+        .by(agent_limits::answer())
         .signal(process.process, i32::from(request.signal), true)
         .await
         .map_err(Error::agent("the signal could not be sent"))?;

@@ -13,6 +13,7 @@ use forkd_guest_proto as guest;
 use super::errors::{Answer, Failure};
 use super::exec::{exit_code, not_started};
 use super::extract::PathId;
+use crate::agent_limits;
 use crate::app::App;
 use crate::error::Error;
 
@@ -77,7 +78,8 @@ impl Session {
             return Ok(());
         };
         let args = start.args.clone();
-        let mut exec = match self.client.exec(wish(start)).await {
+        let client = self.client.by(agent_limits::start());
+        let mut exec = match client.exec(wish(start)).await {
             Ok(exec) => exec,
             Err(error) => return self.not_started(error, &args).await,
         };

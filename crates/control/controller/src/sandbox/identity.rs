@@ -8,6 +8,7 @@ use forkd_api::ErrorCode;
 use forkd_guest_proto::{IdentityReport, IdentityRequest};
 use forkd_types::SandboxId;
 
+use crate::agent_limits;
 use crate::error::Error;
 
 /// Random bytes for the guest's generators.
@@ -51,6 +52,7 @@ async fn ask(
     request: IdentityRequest,
 ) -> Result<IdentityReport, Error> {
     let identified = client
+        .by(agent_limits::identity())
         .identify(request)
         .await
         .map_err(Error::agent(format!(

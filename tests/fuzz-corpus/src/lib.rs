@@ -4,6 +4,7 @@
 //! not hold: a device that spins, state that was saved and is refused, a message that changes on the way.
 //! The fuzzer itself lives in `fuzz/`, a workspace of its own; the saved inputs are below `fuzz/corpus`.
 
+mod agent;
 mod boot;
 mod devices;
 mod disk;
@@ -17,6 +18,7 @@ pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
 pub const TARGETS: &[Target] = &[
+    ("agent_client", agent::client),
     ("balloon", devices::balloon),
     ("block", devices::block),
     ("boot", boot::kernel),

@@ -28,7 +28,7 @@ pub struct InterpStart {
     /// A name, a number, or `uid:gid`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What to do first, and again whenever the interpreter is replaced.
+    /// Runs first, and again whenever the interpreter is replaced.
     pub warmup: Warmup,
     /// Replace one that runs already.
     pub replace: bool,
@@ -37,7 +37,7 @@ pub struct InterpStart {
     pub timeout_ms: Option<u64>,
 }
 
-/// What an interpreter does before it is ready.
+/// Work of an interpreter before it is ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Warmup {
@@ -61,7 +61,7 @@ pub struct InterpName {
 pub struct InterpInfo {
     /// Its name.
     pub name: String,
-    /// What it speaks.
+    /// `python` or `node`.
     pub language: String,
     /// The interpreter's own version.
     #[serde(default)]
@@ -69,7 +69,6 @@ pub struct InterpInfo {
     /// The kernel's number for it; 0 when it does not run.
     #[serde(default)]
     pub pid: u32,
-    /// What it does.
     pub state: InterpState,
     /// How often it was replaced.
     #[serde(default)]
@@ -77,7 +76,7 @@ pub struct InterpInfo {
     /// Calls answered, the replaced ones' included.
     #[serde(default)]
     pub calls: u64,
-    /// What went wrong in the warm-up, if anything did.
+    /// Exception of the warm-up, if it raised one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_error: Option<EvalError>,
     /// Why the last one ended.
@@ -85,7 +84,7 @@ pub struct InterpInfo {
     pub last_death: Option<String>,
 }
 
-/// What an interpreter does.
+/// State of an interpreter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InterpState {
@@ -135,11 +134,11 @@ pub enum EvalMode {
     Exec,
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalResult {
-    /// The value as the language prints it; `None` when there is none.
+    /// The value as the language prints it; `None` for a call without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repr: Option<String>,
     /// The value as JSON, where it has such a form.
@@ -148,7 +147,7 @@ pub struct EvalResult {
     /// Other forms of the value: an object whose keys are media types (`text/html`, `image/png` in base64, …).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub display: Option<JsonText>,
-    /// What was raised.
+    /// The exception of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<EvalError>,
     /// The call was interrupted because its time was over.
@@ -204,7 +203,7 @@ impl PartialEq for JsonText {
 
 impl Eq for JsonText {}
 
-/// What code raised.
+/// An exception.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalError {

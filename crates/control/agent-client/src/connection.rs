@@ -19,7 +19,7 @@ pub const READ_BUFFER: usize = 64 * 1024;
 /// Frames are written together up to about this many bytes.
 const WRITE_BATCH: usize = 256 * 1024;
 
-/// What both ends agreed on.
+/// The terms of a connection.
 pub struct Terms {
     /// The agent's hello.
     pub peer: Hello,

@@ -1,4 +1,4 @@
-//! Connections to something inside the guest.
+//! Connections to ports and sockets inside the guest.
 
 use forkd_guest_proto::{DialRequest, Event, Request, channel, frame::DATA_CHUNK};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -12,7 +12,7 @@ pub struct Dialled {
 }
 
 impl Dialled {
-    /// What the peer says next; `None` at its end.
+    /// The next bytes of the peer; `None` at its end.
     pub async fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         self.stream.receive(channel::OUT).await
     }

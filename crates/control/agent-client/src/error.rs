@@ -52,7 +52,7 @@ pub enum Error {
     /// The near end of a transfer failed.
     #[error("cannot {action} on this side")]
     Local {
-        /// What was tried.
+        /// The address or the action.
         action: &'static str,
         /// Why it failed.
         #[source]
@@ -77,7 +77,7 @@ pub enum ConnectError {
     /// The socket could not be reached.
     #[error("cannot connect to {target}")]
     Socket {
-        /// What was tried.
+        /// The address or the action.
         target: String,
         /// Why it failed.
         #[source]
@@ -88,13 +88,13 @@ pub enum ConnectError {
     Refused {
         /// The port.
         port: u32,
-        /// What it said.
+        /// The VMM's answer.
         answer: String,
     },
     /// The agent did not say hello.
     #[error("the agent did not say hello: {reason}")]
     NoHello {
-        /// What happened instead.
+        /// The event in its place.
         reason: String,
     },
     /// The agent speaks another version.

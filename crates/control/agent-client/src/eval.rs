@@ -73,7 +73,7 @@ impl Eval {
 /// A call that has ended, with what it printed.
 #[derive(Debug)]
 pub struct EvalCapture {
-    /// What came of it.
+    /// Its value or its exception.
     pub result: EvalResult,
     /// Standard output.
     pub stdout: Vec<u8>,

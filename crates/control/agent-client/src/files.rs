@@ -31,7 +31,7 @@ pub struct FileReader {
 }
 
 impl FileReader {
-    /// What it is.
+    /// Describes the file.
     #[must_use]
     pub fn info(&self) -> &FileInfo {
         &self.info
@@ -180,7 +180,7 @@ impl Calls {
         }
     }
 
-    /// What a path is, links followed.
+    /// Describes the file at a path; follows symbolic links.
     pub async fn stat(&self, path: &str) -> Result<FileInfo, Error> {
         self.stat_with(StatRequest {
             path: path.to_owned(),
@@ -189,7 +189,7 @@ impl Calls {
         .await
     }
 
-    /// What a path is.
+    /// Describes the file at a path.
     pub async fn stat_with(&self, request: StatRequest) -> Result<FileInfo, Error> {
         self.call(&Request::Stat(request)).await
     }

@@ -66,7 +66,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// What the agent said about itself.
+    /// The agent's hello.
     #[must_use]
     pub fn hello(&self) -> &Hello {
         &self.connection.terms.peer

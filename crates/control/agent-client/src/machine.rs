@@ -1,4 +1,4 @@
-//! The guest as a machine.
+//! Requests about the guest as a machine.
 
 use forkd_guest_proto::{
     ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
@@ -24,7 +24,7 @@ impl Calls {
         self.call(&Request::Identity(Box::new(request))).await
     }
 
-    /// What the guest uses.
+    /// Resources that the guest uses.
     pub async fn metrics(&self) -> Result<Metrics, Error> {
         self.call(&Request::Metrics).await
     }

@@ -1,4 +1,4 @@
-//! One request: what came for it, and the credit both ways.
+//! One request: the frames that came for it, and the credit in both directions.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::budget::Budget;
 use crate::connection::{Connection, lock};
 use crate::error::Error;
 
-/// What the reader task fills and the request's owner empties.
+/// The part of a request that the reader task fills and the request's owner empties.
 pub struct State {
     inner: Mutex<Inner>,
     arrived: Notify,
@@ -203,7 +203,7 @@ impl Handle {
         }
     }
 
-    /// Waits for the answer. Channels that nobody empties meanwhile hold the agent up.
+    /// Waits for the answer. A channel that is not emptied meanwhile holds the agent up.
     pub async fn response<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let payload = self.wait_for(|inner| inner.response.clone()).await?;
         let outcome: Outcome<T> =

@@ -12,13 +12,13 @@ use crate::{Calls, Error};
 
 /// How often the clock is read. Once is enough where messages are fast.
 const READINGS: usize = 6;
-/// What a clock may be off at most before it is read once more.
+/// The error of a clock above which it is read once more, nanoseconds.
 const CLOSE_NS: i64 = 3_000_000;
 
 /// A guest with an identity of its own.
 #[derive(Debug)]
 pub struct Identified {
-    /// What the agent did.
+    /// The agent's report.
     pub report: IdentityReport,
     /// The guest's wall clock differs from ours by at most this; nothing when it could not be set.
     pub clock_within: Option<Duration>,

@@ -15,7 +15,7 @@ use crate::process::{Follower, Read};
 
 /// The longest request.
 const MAX_REQUEST: u64 = 16 * 1024 * 1024;
-/// What is kept of each output of a command.
+/// The bytes of each output of a command that are kept.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 const DEFAULT_TIMEOUT_S: f64 = 30.0;
 /// How long a client may take to send its request.

@@ -9,10 +9,10 @@ use tokio::io::unix::AsyncFd;
 
 use crate::process::pump;
 
-/// What a runner may send at most.
+/// The longest message of a runner.
 const MAX_MESSAGE: usize = 32 * 1024 * 1024;
 
-/// What a runner is asked.
+/// A message to a runner.
 #[derive(Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Ask<'a> {
@@ -36,7 +36,7 @@ pub enum Ask<'a> {
     Collect { id: u64 },
 }
 
-/// What a runner says.
+/// A message of a runner.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Answer {

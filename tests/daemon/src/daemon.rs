@@ -98,7 +98,11 @@ impl Daemon {
             process: None,
             faults,
         };
-        for dir in [daemon.data(), daemon.run(), daemon.data().join("images/parent")] {
+        for dir in [
+            daemon.data(),
+            daemon.run(),
+            daemon.data().join("images/parent"),
+        ] {
             std::fs::create_dir_all(dir).expect("a directory");
         }
         for name in ["vmlinux", "initramfs.cpio", "root.ext4"] {

@@ -269,12 +269,72 @@ fn main() -> std::io::Result<()> {
     frame::encode_into(&mut stream, 7, Kind::Data, 1, b"bytes");
     save("guest_proto", "ping", &stream)?;
 
+    for (name, frames) in agent_answers() {
+        let mut stream = Vec::new();
+        for (number, kind, channel, payload) in frames {
+            frame::encode_into(&mut stream, number, kind, channel, payload);
+        }
+        save("agent_client", name, &stream)?;
+    }
+
     save("vmm_state", "machine", &machine_state()?)?;
     save("boot", "elf", b"\x00\x7fELF\x02\x01\x01\x00")?;
     Ok(())
 }
 
-/// A machine state with one CPU and one device, all registers zero.
+type Answer = (u32, Kind, u8, &'static [u8]);
+
+/// Answers to the calls of the target `agent_client`.
+fn agent_answers() -> [(&'static str, Vec<Answer>); 3] {
+    let exec = vec![
+        (1, Kind::Response, 0, &br#"{"ok":{"version":"1"}}"#[..]),
+        (
+            2,
+            Kind::Event,
+            0,
+            br#"{"event":"started","process":1,"pid":7}"#,
+        ),
+        (2, Kind::Data, 1, b"out"),
+        (2, Kind::Data, 2, b"err"),
+        (2, Kind::End, 1, b""),
+        (2, Kind::End, 2, b""),
+        (2, Kind::Response, 0, br#"{"ok":{"status":{"code":0}}}"#),
+    ];
+    let eval = vec![
+        (
+            3,
+            Kind::Data,
+            3,
+            &br#"{"json":[[0],[0]],"display":{"a":1}}"#[..],
+        ),
+        (3, Kind::End, 3, b""),
+        (3, Kind::Response, 0, br#"{"ok":{"bulk":36}}"#),
+    ];
+    let files = vec![
+        (
+            4,
+            Kind::Event,
+            0,
+            &br#"{"event":"entries","entries":[{"path":"x","kind":"file","size":0,"mode":0}]}"#[..],
+        ),
+        (4, Kind::Response, 0, br#"{"ok":{"truncated":false}}"#),
+        (
+            5,
+            Kind::Event,
+            0,
+            br#"{"event":"file","kind":"file","size":3,"mode":0}"#,
+        ),
+        (5, Kind::Data, 3, b"abc"),
+        (5, Kind::End, 3, b""),
+        (5, Kind::Response, 0, br#"{"ok":{"bytes":3}}"#),
+        (6, Kind::Event, 0, br#"{"event":"watching"}"#),
+        (7, Kind::Event, 0, br#"{"event":"connected"}"#),
+        (7, Kind::Data, 1, b"hello"),
+    ];
+    [("exec", exec), ("eval", eval), ("files", files)]
+}
+
+/// A machine with one CPU and one device, all registers zero.
 fn machine_state() -> std::io::Result<Vec<u8>> {
     let mut rig = Rig::new(DeviceSlot::Rng);
     rig.start(Box::new(Rng::new(RateLimit::default())?));

@@ -4,6 +4,7 @@
 //! rejects its own saved state, or a message changes when it is encoded and decoded. `fuzz/` calls the
 //! targets from the fuzzer, `tests/replay.rs` runs the saved inputs.
 
+mod agent;
 mod boot;
 mod devices;
 mod disk;
@@ -16,6 +17,7 @@ mod state;
 pub type Target = (&'static str, fn(&[u8]));
 
 pub const TARGETS: &[Target] = &[
+    ("agent_client", agent::client),
     ("balloon", devices::balloon),
     ("block", devices::block),
     ("boot", boot::kernel),

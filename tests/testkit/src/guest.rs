@@ -1,7 +1,7 @@
 //! Work in a guest, through its agent: commands, Python code, files.
 
 use anyhow::{Context, bail};
-use forkd_agent_client::{Captured, Client, Identified, Options};
+use forkd_agent_client::{Calls, Captured, Client, Identified, Options};
 use forkd_guest_proto::{EvalRequest, ExecRequest, IdentityRequest, NetworkRequest, WriteRequest};
 
 use crate::{Vm, procfs};
@@ -9,12 +9,15 @@ use crate::{Vm, procfs};
 /// Path of the test program in a guest.
 const SELF: &str = "/var/tmp/forkd-e2e";
 
-/// Lines of the console in an error.
+/// How long one request may take: some run for the whole of a scenario.
+const REQUEST: std::time::Duration = std::time::Duration::from_secs(3600);
+
+/// How many lines of a console are shown.
 const LAST_WORDS: usize = 30;
 
 impl Vm {
     /// Connects to the agent.
-    pub async fn agent(&self) -> anyhow::Result<Client> {
+    pub async fn agent(&self) -> anyhow::Result<Calls> {
         let options = Options {
             // A guest in an emulated machine under load is slow.
             timeout: std::time::Duration::from_secs(60),
@@ -22,7 +25,7 @@ impl Vm {
         };
         let port = forkd_vmm_proto::AGENT_PORT;
         match Client::connect_vsock(&self.agent_socket(), port, options).await {
-            Ok(client) => Ok(client),
+            Ok(client) => Ok(client.each_within(REQUEST)),
             Err(error) if procfs::is_alive(self.pid()) => Err(error.into()),
             Err(error) => Err(anyhow::Error::from(error).context(self.last_words().await)),
         }
@@ -95,7 +98,10 @@ impl Vm {
         if let Some(error) = call.result.error {
             bail!("`{code}` raised {}", error.traceback);
         }
-        Ok(call.result.json.unwrap_or_default())
+        match call.result.json {
+            Some(json) => Ok(json.parse()?),
+            None => Ok(serde_json::Value::Null),
+        }
     }
 
     /// Writes a file in the guest.

@@ -1,8 +1,8 @@
-//! What the host says about a stream that is under way.
+//! Messages of the host about a stream that is under way.
 
 use serde::{Deserialize, Serialize};
 
-/// What the host says about a stream that is under way.
+/// A message of the host about a stream that is under way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "control", rename_all = "snake_case")]
 pub enum Control {

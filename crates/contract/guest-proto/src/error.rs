@@ -7,7 +7,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]
 pub struct AgentError {
-    /// What a program can act on.
+    /// For programs.
     pub code: ErrorCode,
     /// The chain of causes, for people.
     #[serde(default)]
@@ -28,7 +28,7 @@ impl AgentError {
     }
 }
 
-/// What a program can act on.
+/// The kind of an error, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {

@@ -44,7 +44,7 @@ pub struct ExecRequest {
     pub rlimits: Vec<Rlimit>,
     /// Answer at once and let it run.
     pub background: bool,
-    /// What becomes of the process when the connection is lost.
+    /// Fate of the process when the connection is lost.
     pub on_disconnect: OnDisconnect,
     /// How many bytes of the newest output are kept for those who attach later.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ pub struct ExecRequest {
     pub tag: Option<String>,
 }
 
-/// What becomes of a process when the connection it was started on is lost.
+/// Fate of a process when the connection it was started on is lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDisconnect {
@@ -87,7 +87,7 @@ pub struct Rlimit {
     pub limit: Option<u64>,
 }
 
-/// What a resource limit limits.
+/// The resource of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RlimitResource {
@@ -147,7 +147,7 @@ impl ExitStatus {
     }
 }
 
-/// What became of a process.
+/// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecResult {
     /// The agent's number for it.
@@ -163,12 +163,12 @@ pub struct ExecResult {
     /// How long it ran.
     #[serde(default)]
     pub wall_ms: u64,
-    /// What it used.
+    /// Resources that it used.
     #[serde(default)]
     pub usage: ResourceUsage,
 }
 
-/// What a process used, its waited-for children included.
+/// Resources that a process used, its reaped children included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResourceUsage {
@@ -213,7 +213,7 @@ pub struct ProcessInfo {
     pub process: ProcessId,
     /// The kernel's number for it.
     pub pid: u32,
-    /// What runs.
+    /// Program and arguments.
     pub argv: Vec<String>,
     /// The label of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]

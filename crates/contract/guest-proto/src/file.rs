@@ -164,10 +164,9 @@ pub struct SetAttrRequest {
     pub owner: Option<String>,
 }
 
-/// What a path is.
+/// A file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {
-    /// What kind.
     pub kind: FileKind,
     /// Bytes.
     pub size: u64,
@@ -193,7 +192,7 @@ pub struct FileInfo {
     pub target: Option<String>,
 }
 
-/// What kind of file.
+/// The kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
@@ -213,7 +212,6 @@ pub enum FileKind {
 pub struct Entry {
     /// Relative to the directory that was listed. Bytes that are not UTF-8 are replaced.
     pub path: String,
-    /// What it is.
     #[serde(flatten)]
     pub info: FileInfo,
 }
@@ -231,13 +229,12 @@ pub struct WatchRequest {
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchEvent {
-    /// What happened.
     pub change: WatchChange,
     /// Relative to what is watched; empty for that itself.
     pub path: String,
 }
 
-/// What happened to a file.
+/// A change to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchChange {

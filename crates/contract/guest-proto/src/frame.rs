@@ -16,7 +16,7 @@ pub const MAX_PAYLOAD: usize = 256 * 1024;
 /// The payload that senders of bulk bytes aim at.
 pub const DATA_CHUNK: usize = 64 * 1024;
 
-/// What a frame means.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -61,7 +61,6 @@ impl Kind {
 pub struct Frame {
     /// Whose it is; 0 is the connection itself.
     pub stream: u32,
-    /// What it means.
     pub kind: Kind,
     /// Which channel, for kinds that have one.
     pub channel: u8,
@@ -83,13 +82,13 @@ pub enum DecodeError {
     /// The length is over the limit.
     #[error("a frame of {length} bytes is over the limit of {MAX_PAYLOAD}")]
     TooLong {
-        /// What the header says.
+        /// The value in the header.
         length: u32,
     },
     /// The reserved field is not zero; the peer does not speak this protocol.
     #[error("the reserved field of a frame header is {found:#06x}, not zero")]
     Reserved {
-        /// What the header says.
+        /// The value in the header.
         found: u16,
     },
 }

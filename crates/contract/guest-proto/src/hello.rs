@@ -11,7 +11,7 @@ use crate::window;
 pub struct Hello {
     /// [`crate::PROTOCOL_VERSION`] of the sender.
     pub version: u32,
-    /// What the sender can do beyond the version.
+    /// Abilities of the sender beyond the version.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<String>,
     /// How many bytes the sender of this is ready to hold per channel.

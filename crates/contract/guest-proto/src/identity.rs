@@ -36,7 +36,7 @@ pub struct IdentityRequest {
     pub keep_connections: bool,
 }
 
-/// What was done.
+/// The identity in force, and the steps that were taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IdentityReport {
@@ -66,7 +66,7 @@ pub struct IdentityReport {
     /// Which way they were reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reset_by: Option<Reset>,
-    /// What the hooks did.
+    /// Results of the hooks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<HookResult>,
     /// Parts that failed; the others are done.
@@ -89,12 +89,12 @@ pub enum Reset {
     Other,
 }
 
-/// What one hook did.
+/// The result of one hook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookResult {
     /// Its file name.
     pub name: String,
-    /// What it returned; `None` when it did not end in time or could not be started.
+    /// Exit code; `None` when it did not end in time or could not be started.
     pub code: Option<i32>,
     /// How long it ran.
     #[serde(default)]

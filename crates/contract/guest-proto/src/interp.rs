@@ -1,6 +1,10 @@
 //! Interpreters that stay resident and keep their state between calls.
 
+use std::fmt;
+
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 /// Starts an interpreter, or makes sure that one of this name runs; the response is an [`InterpInfo`] and
 /// comes when the warm-up is done.
@@ -24,7 +28,7 @@ pub struct InterpStart {
     /// A name, a number, or `uid:gid`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What to do first, and again whenever the interpreter is replaced.
+    /// Runs first, and again whenever the interpreter is replaced.
     pub warmup: Warmup,
     /// Replace one that runs already.
     pub replace: bool,
@@ -33,7 +37,7 @@ pub struct InterpStart {
     pub timeout_ms: Option<u64>,
 }
 
-/// What an interpreter does before it is ready.
+/// Work of an interpreter before it is ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Warmup {
@@ -57,7 +61,7 @@ pub struct InterpName {
 pub struct InterpInfo {
     /// Its name.
     pub name: String,
-    /// What it speaks.
+    /// `python` or `node`.
     pub language: String,
     /// The interpreter's own version.
     #[serde(default)]
@@ -65,7 +69,6 @@ pub struct InterpInfo {
     /// The kernel's number for it; 0 when it does not run.
     #[serde(default)]
     pub pid: u32,
-    /// What it does.
     pub state: InterpState,
     /// How often it was replaced.
     #[serde(default)]
@@ -73,7 +76,7 @@ pub struct InterpInfo {
     /// Calls answered, the replaced ones' included.
     #[serde(default)]
     pub calls: u64,
-    /// What went wrong in the warm-up, if anything did.
+    /// Exception of the warm-up, if it raised one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_error: Option<EvalError>,
     /// Why the last one ended.
@@ -81,7 +84,7 @@ pub struct InterpInfo {
     pub last_death: Option<String>,
 }
 
-/// What an interpreter does.
+/// State of an interpreter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InterpState {
@@ -131,20 +134,20 @@ pub enum EvalMode {
     Exec,
 }
 
-/// What came of a call.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// The result of a call.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalResult {
-    /// The value as the language prints it; `None` when there is none.
+    /// The value as the language prints it; `None` for a call without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repr: Option<String>,
     /// The value as JSON, where it has such a form.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub json: Option<serde_json::Value>,
-    /// Other forms of the value by media type (`text/html`, `image/png` in base64, …).
-    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
-    pub display: serde_json::Map<String, serde_json::Value>,
-    /// What was raised.
+    pub json: Option<JsonText>,
+    /// Other forms of the value: an object whose keys are media types (`text/html`, `image/png` in base64, …).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub display: Option<JsonText>,
+    /// The exception of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<EvalError>,
     /// The call was interrupted because its time was over.
@@ -160,7 +163,47 @@ pub struct EvalResult {
     pub bulk: Option<u64>,
 }
 
-/// What code raised.
+/// A JSON value that stays text. A tree of values takes up to 44 times the memory of its text, and the text comes from
+/// a guest.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JsonText(Box<RawValue>);
+
+impl JsonText {
+    /// The text.
+    #[must_use]
+    pub fn get(&self) -> &str {
+        self.0.get()
+    }
+
+    /// Reads the text into a type. For values whose size the caller knows to be small.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self.get())
+    }
+}
+
+impl From<JsonText> for String {
+    fn from(json: JsonText) -> Self {
+        let text: Box<str> = json.0.into();
+        text.into()
+    }
+}
+
+impl fmt::Debug for JsonText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.get())
+    }
+}
+
+impl PartialEq for JsonText {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for JsonText {}
+
+/// An exception.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalError {
@@ -170,4 +213,20 @@ pub struct EvalError {
     pub message: String,
     /// The traceback as the language prints it.
     pub traceback: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_stays_text() {
+        let text = r#"{"json":[[0], [1e9]],"display":{"text/html":"x"}}"#;
+        let result: EvalResult = serde_json::from_str(text).unwrap();
+        let json = result.json.clone().unwrap();
+        assert_eq!(json.get(), "[[0], [1e9]]");
+        assert_eq!(String::from(json), "[[0], [1e9]]");
+        let again = serde_json::to_string(&result).unwrap();
+        assert!(again.contains("[[0], [1e9]]"), "{again}");
+    }
 }

@@ -1,4 +1,4 @@
-//! What the host and the agent in a guest say to each other.
+//! The protocol between the host and the agent in a guest.
 //!
 //! The two share one byte stream (vsock, TCP or a Unix socket) that carries [frames](frame). Each side
 //! opens with a [`Hello`]; after that the host opens *streams* by sending a [`Request`] under a number of
@@ -57,7 +57,7 @@ pub use hello::{Hello, feature};
 pub use identity::{HookResult, IdentityReport, IdentityRequest, Reset};
 pub use interp::{
     EvalError, EvalMode, EvalRequest, EvalResult, InterpInfo, InterpName, InterpStart, InterpState,
-    Warmup,
+    JsonText, Warmup,
 };
 pub use machine::{
     ClockRequest, ClockState, CpuMetrics, DiskMetrics, FreezeReport, FreezeRequest, MemoryMetrics,

@@ -89,7 +89,7 @@ pub struct NetworkRequest {
     pub dns: Vec<String>,
 }
 
-/// What the guest uses.
+/// Resources that the guest uses.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Metrics {
@@ -137,7 +137,7 @@ pub struct MemoryMetrics {
     pub total_kib: u64,
     /// Free.
     pub free_kib: u64,
-    /// What programs could still get.
+    /// Memory that programs could still get.
     pub available_kib: u64,
     /// File content kept in memory.
     pub cached_kib: u64,
@@ -195,7 +195,7 @@ impl Default for QuiesceRequest {
     }
 }
 
-/// What the preparation did.
+/// The result of the preparation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QuiesceReport {

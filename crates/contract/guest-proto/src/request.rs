@@ -1,4 +1,4 @@
-//! What the host can ask for.
+//! Requests of the host.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::{
     SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest, WriteRequest,
 };
 
-/// What the host can ask for. Each line names the type of a successful response.
+/// A request of the host. Each line names the type of a successful response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", content = "args", rename_all = "snake_case")]
 pub enum Request {

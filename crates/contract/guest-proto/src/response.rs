@@ -1,4 +1,4 @@
-//! What the agent says about a stream.
+//! Messages of the agent about a stream.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,13 +32,13 @@ impl<T> From<Outcome<T>> for Result<T, AgentError> {
     }
 }
 
-/// What happens while a request is carried out.
+/// A message of the agent while a request is carried out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The process runs.
     Started(Started),
-    /// Output was lost because nobody took it in time.
+    /// Output was lost because the host did not take it in time.
     Lost {
         /// On which channel.
         channel: u8,
@@ -54,7 +54,7 @@ pub enum Event {
     },
     /// Files changed.
     Changes {
-        /// What happened, in order.
+        /// The changes, in order.
         changes: Vec<WatchEvent>,
     },
     /// A watch is in place: whatever happens from now on is reported.

@@ -4,9 +4,13 @@
 
 use std::error::Error;
 use std::io::Write;
+use std::time::Duration;
 
 use forkd_agent_client::{Client, Options, Output};
 use forkd_guest_proto::{AGENT_PORT, EvalRequest, ExecRequest};
+
+/// How long each request may take.
+const LIMIT: Duration = Duration::from_secs(3600);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -23,6 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Some(("vsock", path)) => Client::connect_vsock(path.as_ref(), AGENT_PORT, options).await?,
         _ => return Err(format!("{target:?} is no target").into()),
     };
+    let client = client.each_within(LIMIT);
     let argument = || rest.get(1).cloned().ok_or("an argument is missing");
     match rest.first().map(String::as_str) {
         Some("ping") => println!("{:#?}", client.ping().await?),

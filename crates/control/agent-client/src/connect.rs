@@ -1,4 +1,4 @@
-//! Getting a connection.
+//! Opens a connection to an agent.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use forkd_guest_proto::{Decoder, Frame, Hello, Kind, PROTOCOL_VERSION, feature, 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::Client;
-use crate::connection::{self, Connection};
+use crate::connection::{self, Connection, Terms};
 use crate::error::ConnectError;
+use crate::{Budget, Client};
 
 /// How to connect.
 #[derive(Debug, Clone)]
@@ -19,10 +19,12 @@ pub struct Options {
     pub token: Option<String>,
     /// How many bytes to hold per channel of each request.
     pub window: u32,
-    /// How long the agent may take to say hello.
+    /// How long connecting may take, up to the agent's hello.
     pub timeout: Duration,
     /// Who we are, for people.
     pub program: String,
+    /// The memory that answers may take, together with those of other connections.
+    pub budget: Budget,
 }
 
 impl Default for Options {
@@ -32,6 +34,7 @@ impl Default for Options {
             window: window::DEFAULT,
             timeout: Duration::from_secs(10),
             program: concat!("forkd-agent-client ", env!("CARGO_PKG_VERSION")).to_owned(),
+            budget: Budget::unlimited(),
         }
     }
 }
@@ -53,7 +56,17 @@ impl Client {
             .map_err(|_| ConnectError::NoHello {
                 reason: format!("nothing came within {timeout:?}"),
             })??;
-        let connection = Connection::start(peer, options.window, reader, writer, decoder, rest);
+        let connection = Connection::start(
+            Terms {
+                peer,
+                window: options.window,
+                budget: options.budget,
+            },
+            reader,
+            writer,
+            decoder,
+            rest,
+        );
         Ok(Self {
             connection: Arc::clone(&connection),
         })
@@ -70,7 +83,9 @@ impl Client {
             target: target(),
             source,
         };
-        let stream = UnixStream::connect(path).await.map_err(failed)?;
+        let stream = reach(UnixStream::connect(path), options.timeout)
+            .await
+            .map_err(failed)?;
         Self::connect_through(stream, port, options).await
     }
 
@@ -96,10 +111,7 @@ impl Client {
             }
             Ok(answer)
         };
-        let answer: Vec<u8> = match tokio::time::timeout(options.timeout, asking).await {
-            Ok(answer) => answer.map_err(failed)?,
-            Err(_) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
-        };
+        let answer: Vec<u8> = reach(asking, options.timeout).await.map_err(failed)?;
         if !answer.starts_with(b"OK") {
             let answer = String::from_utf8_lossy(&answer).trim().to_owned();
             return Err(ConnectError::Refused { port, answer });
@@ -113,11 +125,9 @@ impl Client {
             target: address.to_owned(),
             source,
         };
-        let connecting = TcpStream::connect(address);
-        let stream = match tokio::time::timeout(options.timeout, connecting).await {
-            Ok(stream) => stream.map_err(failed)?,
-            Err(_) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
-        };
+        let stream = reach(TcpStream::connect(address), options.timeout)
+            .await
+            .map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         Self::connect(stream, options).await
     }
@@ -128,8 +138,20 @@ impl Client {
             target: path.display().to_string(),
             source,
         };
-        Self::connect(UnixStream::connect(path).await.map_err(failed)?, options).await
+        let stream = reach(UnixStream::connect(path), options.timeout)
+            .await
+            .map_err(failed)?;
+        Self::connect(stream, options).await
     }
+}
+
+async fn reach<T>(
+    work: impl Future<Output = std::io::Result<T>>,
+    time: Duration,
+) -> std::io::Result<T> {
+    tokio::time::timeout(time, work)
+        .await
+        .unwrap_or(Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 async fn greet(

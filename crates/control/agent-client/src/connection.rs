@@ -1,40 +1,62 @@
 //! The two tasks that serve a connection, and what they share with the requests.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_guest_proto::{Control, Decoder, Frame, Hello, Kind, frame};
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 
+use crate::budget::Budget;
 use crate::error::Error;
 use crate::stream::State;
+
+/// Cancelled requests that may wait for their response.
+const MAX_CANCELLED: usize = 1024;
 
 pub const READ_BUFFER: usize = 64 * 1024;
 /// Frames are written together up to about this many bytes.
 const WRITE_BATCH: usize = 256 * 1024;
 
-/// What requests and tasks share.
-pub struct Connection {
+/// The terms of a connection.
+pub struct Terms {
     /// The agent's hello.
     pub peer: Hello,
-    /// What we hold per channel.
+    /// The bytes that this side holds per channel.
     pub window: u32,
+    pub budget: Budget,
+}
+
+/// The state that requests and the two tasks share.
+pub struct Connection {
+    pub terms: Terms,
     // Unbounded, but filled only as far as credit goes: every data frame has been granted by the agent and
     // every window frame answers bytes that came.
     out: mpsc::UnboundedSender<Vec<u8>>,
-    streams: Mutex<HashMap<u32, Arc<State>>>,
+    streams: Mutex<Streams>,
     next: AtomicU32,
     closed: Mutex<Option<String>>,
     ended: Notify,
 }
 
+/// The requests that have no response yet.
+#[derive(Default)]
+struct Streams {
+    live: HashMap<u32, Arc<State>>,
+    /// Requests that were cancelled. Frames that were under way for them are thrown away; the response frees the
+    /// number.
+    cancelled: HashSet<u32>,
+}
+
+/// Locks, whatever happened to another holder: no invariant spans a panic.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Connection {
     pub fn start(
-        peer: Hello,
-        window: u32,
+        terms: Terms,
         reader: impl AsyncRead + Unpin + Send + 'static,
         writer: impl AsyncWrite + Unpin + Send + 'static,
         decoder: Decoder,
@@ -42,8 +64,7 @@ impl Connection {
     ) -> Arc<Self> {
         let (out, queue) = mpsc::unbounded_channel();
         let connection = Arc::new(Self {
-            peer,
-            window,
+            terms,
             out,
             streams: Mutex::default(),
             next: AtomicU32::new(1),
@@ -70,22 +91,38 @@ impl Connection {
 
     /// Registers a request under a free number.
     pub fn register(&self, state: &Arc<State>) -> Result<u32, Error> {
-        let mut streams = self.streams.lock();
+        let mut streams = lock(&self.streams);
         // Asked under this lock: closing takes it after saying so, and then finds what was put in before.
-        if let Some(reason) = self.closed.lock().clone() {
+        if let Some(reason) = lock(&self.closed).clone() {
             return Err(Error::Closed { reason });
         }
         loop {
             let id = self.next.fetch_add(1, Ordering::Relaxed);
-            if id != 0 && !streams.contains_key(&id) {
-                streams.insert(id, Arc::clone(state));
+            if id != 0 && !streams.live.contains_key(&id) && !streams.cancelled.contains(&id) {
+                streams.live.insert(id, Arc::clone(state));
                 return Ok(id);
             }
         }
     }
 
+    /// Gives up a request that has no response yet: its memory is free from now on. An agent that ends none of the
+    /// requests it should end is cut off.
+    pub fn cancel(&self, id: u32) {
+        let mut streams = lock(&self.streams);
+        if streams.live.remove(&id).is_none() {
+            return;
+        }
+        streams.cancelled.insert(id);
+        let too_many = streams.cancelled.len() > MAX_CANCELLED;
+        drop(streams);
+        self.send_control(id, &Control::Cancel);
+        if too_many {
+            self.close("the agent does not end cancelled requests");
+        }
+    }
+
     pub fn is_closed(&self) -> bool {
-        self.closed.lock().is_some()
+        lock(&self.closed).is_some()
     }
 
     pub async fn closed(&self) {
@@ -102,14 +139,9 @@ impl Connection {
 
     /// Ends everything, with the first reason given.
     pub fn close(&self, reason: &str) {
-        self.closed.lock().get_or_insert_with(|| reason.to_owned());
-        let streams: Vec<_> = self
-            .streams
-            .lock()
-            .drain()
-            .map(|(_, state)| state)
-            .collect();
-        for state in streams {
+        lock(&self.closed).get_or_insert_with(|| reason.to_owned());
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        for state in streams.live.into_values() {
             state.lose(reason);
         }
         // An empty message tells the writer to stop.
@@ -118,13 +150,20 @@ impl Connection {
     }
 
     fn take(&self, frame: Frame) -> Result<(), String> {
-        let state = self.streams.lock().get(&frame.stream).cloned();
-        let Some(state) = state else {
-            return Err(format!(
-                "a frame for request {}, which does not exist",
-                frame.stream
-            ));
+        let mut streams = lock(&self.streams);
+        let Some(state) = streams.live.get(&frame.stream).cloned() else {
+            if !streams.cancelled.contains(&frame.stream) {
+                return Err(format!(
+                    "a frame for request {}, which does not exist",
+                    frame.stream
+                ));
+            }
+            if frame.kind == Kind::Response {
+                streams.cancelled.remove(&frame.stream);
+            }
+            return Ok(());
         };
+        drop(streams);
         match frame.kind {
             Kind::Data => state.push_data(frame.channel, frame.payload),
             Kind::Event => state.push_event(frame.payload),
@@ -135,7 +174,7 @@ impl Connection {
                 Ok(())
             }
             Kind::Response => {
-                self.streams.lock().remove(&frame.stream);
+                lock(&self.streams).live.remove(&frame.stream);
                 state.respond(frame.payload);
                 Ok(())
             }

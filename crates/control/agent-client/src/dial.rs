@@ -1,10 +1,10 @@
-//! Connections to something inside the guest.
+//! Connections to ports and sockets inside the guest.
 
 use forkd_guest_proto::{DialRequest, Event, Request, channel, frame::DATA_CHUNK};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::stream::{Handle, Stream};
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
 /// A connection to something inside.
 pub struct Dialled {
@@ -12,7 +12,7 @@ pub struct Dialled {
 }
 
 impl Dialled {
-    /// What the peer says next; `None` at its end.
+    /// The next bytes of the peer; `None` at its end.
     pub async fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         self.stream.receive(channel::OUT).await
     }
@@ -63,11 +63,11 @@ async fn carry_out(stream: &Handle, reader: &mut (impl AsyncReadExt + Unpin)) {
     stream.end_input();
 }
 
-impl Client {
+impl Calls {
     /// Connects to a port or socket inside.
     pub async fn dial(&self, request: DialRequest) -> Result<Dialled, Error> {
         let stream = self.open(&Request::Dial(request))?;
-        match stream.expect_event().await? {
+        match self.deadline().bound(stream.expect_event()).await? {
             Event::Connected => Ok(Dialled { stream }),
             other => Err(Error::Closed {
                 reason: format!("{other:?} before the connection stood"),

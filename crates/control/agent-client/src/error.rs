@@ -1,4 +1,4 @@
-//! What can go wrong between here and the agent.
+//! Errors of connections and requests.
 
 use forkd_guest_proto::{AgentError, ErrorCode};
 use thiserror::Error;
@@ -34,6 +34,15 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// The agent did not answer by the deadline of the call, or a transfer stood still for too long.
+    #[error("the agent did not answer in time")]
+    Timeout,
+    /// The answers of all guests together take more memory than they may.
+    #[error("answers of guests already hold the {limit} bytes that they may take together")]
+    OverBudget {
+        /// The budget.
+        limit: usize,
+    },
     /// A listing is longer than was asked for.
     #[error("the agent sent more than the {limit} entries it was asked for")]
     TooMany {
@@ -43,7 +52,7 @@ pub enum Error {
     /// The near end of a transfer failed.
     #[error("cannot {action} on this side")]
     Local {
-        /// What was tried.
+        /// The address or the action.
         action: &'static str,
         /// Why it failed.
         #[source]
@@ -68,7 +77,7 @@ pub enum ConnectError {
     /// The socket could not be reached.
     #[error("cannot connect to {target}")]
     Socket {
-        /// What was tried.
+        /// The address or the action.
         target: String,
         /// Why it failed.
         #[source]
@@ -79,13 +88,13 @@ pub enum ConnectError {
     Refused {
         /// The port.
         port: u32,
-        /// What it said.
+        /// The VMM's answer.
         answer: String,
     },
     /// The agent did not say hello.
     #[error("the agent did not say hello: {reason}")]
     NoHello {
-        /// What happened instead.
+        /// The event in its place.
         reason: String,
     },
     /// The agent speaks another version.

@@ -1,19 +1,20 @@
-//! Warm interpreters.
+//! Requests about warm interpreters.
+//!
+//! The value of a call stays JSON text: a tree of it would take many times the memory of the text.
 
 use forkd_guest_proto::{
     EvalRequest, EvalResult, InterpInfo, InterpName, InterpStart, Request, channel,
 };
 
-use crate::exec::Output;
+use crate::budget::Held;
+use crate::exec::{CAPTURE_LIMIT, Capture, Output};
 use crate::stream::Stream;
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
 /// Code that does not fit into a request follows it.
 const INLINE_CODE: usize = 128 * 1024;
-/// What a value may have at most.
-const MAX_RESULT: usize = 64 * 1024 * 1024;
-/// What is kept of each output by [`Client::eval`].
-const CAPTURE_LIMIT: usize = 16 * 1024 * 1024;
+/// The largest result, as JSON.
+const MAX_RESULT: usize = 8 << 20;
 
 /// A call under way. Dropped before its end, it is interrupted.
 pub struct Eval {
@@ -46,12 +47,19 @@ impl Eval {
 
     /// Waits for its end. Output that was not taken is thrown away.
     pub async fn wait(mut self) -> Result<EvalResult, Error> {
+        let mut held = self.stream.budget().hold();
+        self.wait_holding(&mut held).await
+    }
+
+    async fn wait_holding(&mut self, held: &mut Held) -> Result<EvalResult, Error> {
         while self.next_output().await?.is_some() {}
         let mut bulk = Vec::new();
         while let Some(bytes) = self.stream.receive(channel::BULK).await? {
             if bulk.len() + bytes.len() > MAX_RESULT {
                 return Err(Error::OverLimit { limit: MAX_RESULT });
             }
+            // The text of the answer and its parts, which are copies.
+            held.grow(2 * bytes.len())?;
             bulk.extend_from_slice(&bytes);
         }
         let short: EvalResult = self.stream.response().await?;
@@ -63,9 +71,9 @@ impl Eval {
 }
 
 /// A call that has ended, with what it printed.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub struct EvalCapture {
-    /// What came of it.
+    /// Its value or its exception.
     pub result: EvalResult,
     /// Standard output.
     pub stdout: Vec<u8>,
@@ -73,10 +81,12 @@ pub struct EvalCapture {
     pub stderr: Vec<u8>,
     /// More was printed than is kept here.
     pub truncated: bool,
+    /// The share of the budget that all this holds. Keep it as long as copies.
+    pub held: Held,
 }
 
-impl Client {
-    /// Runs code and follows what it prints.
+impl Calls {
+    /// Runs code and follows what it prints. The deadline is that of handing the code over.
     pub async fn eval_stream(&self, mut request: EvalRequest) -> Result<Eval, Error> {
         let following = (request.code.len() > INLINE_CODE).then(|| {
             request.code_follows = true;
@@ -84,7 +94,7 @@ impl Client {
         });
         let stream = self.open(&Request::Eval(request))?;
         if let Some(code) = following {
-            stream.send(code.as_bytes()).await?;
+            self.deadline().bound(stream.send(code.as_bytes())).await?;
             stream.end_input();
         }
         Ok(Eval {
@@ -93,28 +103,24 @@ impl Client {
         })
     }
 
-    /// Runs code to its end and keeps up to 16 MiB of each output.
+    /// Runs code to its end and keeps up to 8 MiB of each output.
     pub async fn eval(&self, request: EvalRequest) -> Result<EvalCapture, Error> {
+        self.deadline().bound(self.capture_eval(request)).await
+    }
+
+    async fn capture_eval(&self, request: EvalRequest) -> Result<EvalCapture, Error> {
         let mut eval = self.eval_stream(request).await?;
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let mut truncated = false;
+        let mut capture = Capture::new(self.budget().hold(), CAPTURE_LIMIT);
         while let Some(output) = eval.next_output().await? {
-            let (kept, bytes) = match output {
-                Output::Stdout(bytes) => (&mut stdout, bytes),
-                Output::Stderr(bytes) => (&mut stderr, bytes),
-                Output::Lost(_) => continue,
-            };
-            let room = CAPTURE_LIMIT.saturating_sub(kept.len());
-            truncated |= bytes.len() > room;
-            kept.extend_from_slice(bytes.get(..room).unwrap_or(&bytes));
+            capture.keep(output)?;
         }
-        let result = eval.wait().await?;
-        truncated |= result.output_truncated;
+        let result = eval.wait_holding(&mut capture.held).await?;
         Ok(EvalCapture {
+            truncated: capture.truncated || result.output_truncated,
             result,
-            stdout,
-            stderr,
-            truncated,
+            stdout: capture.stdout,
+            stderr: capture.stderr,
+            held: capture.held,
         })
     }
 

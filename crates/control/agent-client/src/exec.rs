@@ -1,15 +1,17 @@
-//! Running programs.
+//! Requests about processes.
 
 use forkd_guest_proto::{
     AttachRequest, Control, Event, ExecRequest, ExecResult, ProcessId, ProcessInfo, Request,
     SignalRequest, Started, channel,
 };
 
+use crate::budget::Held;
+use crate::deadline::Deadline;
 use crate::stream::{Handle, Stream};
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
-/// What is kept of each output by [`Client::exec_capture`].
-const CAPTURE_LIMIT: usize = 16 * 1024 * 1024;
+/// The bytes of each output that [`Calls::exec_capture`] and [`Calls::eval`] keep.
+pub(crate) const CAPTURE_LIMIT: usize = 8 << 20;
 
 /// A part of a process's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub enum Output {
     Lost(u64),
 }
 
-/// A process that this side follows. One that was started with [`Client::exec`] is killed when this is
+/// A process that this side follows. One that was started with [`Calls::exec`] is killed when this is
 /// dropped before its end.
 pub struct Exec {
     stream: Stream,
@@ -49,8 +51,8 @@ impl Stdin {
 }
 
 impl Exec {
-    async fn begin(stream: Stream) -> Result<Self, Error> {
-        match stream.expect_event().await? {
+    async fn begin(stream: Stream, started: Deadline) -> Result<Self, Error> {
+        match started.bound(stream.expect_event()).await? {
             Event::Started(started) => Ok(Self {
                 stream,
                 started,
@@ -124,7 +126,7 @@ impl Exec {
 }
 
 /// A process that has ended, with what it printed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Captured {
     /// How it ended.
     pub result: ExecResult,
@@ -134,22 +136,73 @@ pub struct Captured {
     pub stderr: Vec<u8>,
     /// More was printed than is kept here.
     pub truncated: bool,
+    /// The share of the budget that the outputs hold. Keep it as long as copies of them.
+    pub held: Held,
 }
 
-impl Client {
-    /// Starts a program and follows it.
-    pub async fn exec(&self, mut request: ExecRequest) -> Result<Exec, Error> {
-        request.background = false;
-        Exec::begin(self.open(&Request::Exec(Box::new(request)))?).await
+/// Both outputs of a program, as far as they are kept.
+pub(crate) struct Capture {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub truncated: bool,
+    pub held: Held,
+    limit: usize,
+}
+
+impl Capture {
+    pub fn new(held: Held, limit: usize) -> Self {
+        Self {
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            truncated: false,
+            held,
+            limit,
+        }
     }
 
-    /// Runs a program to its end and keeps up to 16 MiB of each output.
+    pub fn keep(&mut self, output: Output) -> Result<(), Error> {
+        let (kept, bytes) = match output {
+            Output::Stdout(bytes) => (&mut self.stdout, bytes),
+            Output::Stderr(bytes) => (&mut self.stderr, bytes),
+            Output::Lost(_) => {
+                self.truncated = true;
+                return Ok(());
+            }
+        };
+        let room = self.limit.saturating_sub(kept.len());
+        self.truncated |= bytes.len() > room;
+        let part = bytes.get(..room).unwrap_or(&bytes);
+        self.held.grow(part.len())?;
+        kept.extend_from_slice(part);
+        Ok(())
+    }
+}
+
+impl Calls {
+    /// Starts a program and follows it. The deadline is that of its start.
+    pub async fn exec(&self, mut request: ExecRequest) -> Result<Exec, Error> {
+        request.background = false;
+        let stream = self.open(&Request::Exec(Box::new(request)))?;
+        Exec::begin(stream, self.deadline()).await
+    }
+
+    /// Runs a program to its end and keeps up to 8 MiB of each output.
     pub async fn exec_capture(&self, request: ExecRequest) -> Result<Captured, Error> {
         self.exec_capture_with(request, &[], CAPTURE_LIMIT).await
     }
 
     /// Runs a program to its end, with input, and keeps up to `limit` bytes of each output.
     pub async fn exec_capture_with(
+        &self,
+        request: ExecRequest,
+        input: &[u8],
+        limit: usize,
+    ) -> Result<Captured, Error> {
+        let work = self.capture(request, input, limit);
+        self.deadline().bound(work).await
+    }
+
+    async fn capture(
         &self,
         mut request: ExecRequest,
         input: &[u8],
@@ -163,30 +216,20 @@ impl Client {
             stdin.close();
             Ok::<(), Error>(())
         };
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let mut truncated = false;
+        let mut capture = Capture::new(self.budget().hold(), limit);
         let collecting = async {
             while let Some(output) = exec.next_output().await? {
-                let (kept, bytes) = match output {
-                    Output::Stdout(bytes) => (&mut stdout, bytes),
-                    Output::Stderr(bytes) => (&mut stderr, bytes),
-                    Output::Lost(_) => {
-                        truncated = true;
-                        continue;
-                    }
-                };
-                let room = limit.saturating_sub(kept.len());
-                truncated |= bytes.len() > room;
-                kept.extend_from_slice(bytes.get(..room).unwrap_or(&bytes));
+                capture.keep(output)?;
             }
             exec.wait().await
         };
         let ((), result) = tokio::try_join!(feeding, collecting)?;
         Ok(Captured {
             result,
-            stdout,
-            stderr,
-            truncated,
+            stdout: capture.stdout,
+            stderr: capture.stderr,
+            truncated: capture.truncated,
+            held: capture.held,
         })
     }
 
@@ -196,9 +239,10 @@ impl Client {
         self.call(&Request::Exec(Box::new(request))).await
     }
 
-    /// Follows a process. Dropping the handle does not end the process.
+    /// Follows a process. Dropping the handle does not end the process. The deadline is that of the first answer.
     pub async fn attach(&self, request: AttachRequest) -> Result<Exec, Error> {
-        Exec::begin(self.open(&Request::Attach(request))?).await
+        let stream = self.open(&Request::Attach(request))?;
+        Exec::begin(stream, self.deadline()).await
     }
 
     /// The processes that the agent started and still knows.

@@ -1,4 +1,6 @@
-//! Files.
+//! Requests about files.
+
+use std::time::Duration;
 
 use forkd_guest_proto::{
     Entry, Event, FileInfo, ListRequest, ListResult, MkdirRequest, ReadRequest, ReadResult,
@@ -7,11 +9,20 @@ use forkd_guest_proto::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::deadline::Deadline;
 use crate::stream::Stream;
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
 /// The longest listing, as it is sent.
-const MAX_LISTING: usize = 64 << 20;
+const MAX_LISTING: usize = 8 << 20;
+
+/// How long a transfer may stand still. Both ends of it are in the guest's hands, so a deadline for the whole would
+/// have to be as long as the largest file takes.
+const TRANSFER_IDLE: Duration = Duration::from_secs(60);
+
+fn transfer() -> Deadline {
+    Deadline::within(TRANSFER_IDLE)
+}
 
 /// A file being read.
 pub struct FileReader {
@@ -20,7 +31,7 @@ pub struct FileReader {
 }
 
 impl FileReader {
-    /// What it is.
+    /// Describes the file.
     #[must_use]
     pub fn info(&self) -> &FileInfo {
         &self.info
@@ -28,13 +39,15 @@ impl FileReader {
 
     /// The next bytes; `None` after the last. A failure on the way is an error, never a short file.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
-        match self.stream.receive(channel::BULK).await? {
-            Some(bytes) => Ok(Some(bytes)),
-            None => {
-                let _: ReadResult = self.stream.response().await?;
-                Ok(None)
-            }
-        }
+        transfer()
+            .bound(async {
+                let next = self.stream.receive(channel::BULK).await?;
+                if next.is_none() {
+                    let _: ReadResult = self.stream.response().await?;
+                }
+                Ok(next)
+            })
+            .await
     }
 }
 
@@ -46,13 +59,16 @@ pub struct FileWriter {
 impl FileWriter {
     /// Writes, as fast as the guest takes it.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.stream.send(bytes).await
+        for part in bytes.chunks(DATA_CHUNK) {
+            transfer().bound(self.stream.send(part)).await?;
+        }
+        Ok(())
     }
 
     /// Ends the content and waits until it is in place.
     pub async fn finish(self) -> Result<WriteResult, Error> {
         self.stream.end_input();
-        self.stream.response().await
+        transfer().bound(self.stream.response()).await
     }
 }
 
@@ -72,11 +88,11 @@ impl Watch {
     }
 }
 
-impl Client {
-    /// Opens a file for reading.
+impl Calls {
+    /// Opens a file for reading. The deadline is that of opening it.
     pub async fn read(&self, request: ReadRequest) -> Result<FileReader, Error> {
         let stream = self.open(&Request::Read(request))?;
-        match stream.expect_event().await? {
+        match self.deadline().bound(stream.expect_event()).await? {
             Event::File(info) => Ok(FileReader { stream, info }),
             other => Err(Error::Closed {
                 reason: format!("{other:?} before the file was open"),
@@ -164,7 +180,7 @@ impl Client {
         }
     }
 
-    /// What a path is, links followed.
+    /// Describes the file at a path; follows symbolic links.
     pub async fn stat(&self, path: &str) -> Result<FileInfo, Error> {
         self.stat_with(StatRequest {
             path: path.to_owned(),
@@ -173,22 +189,28 @@ impl Client {
         .await
     }
 
-    /// What a path is.
+    /// Describes the file at a path.
     pub async fn stat_with(&self, request: StatRequest) -> Result<FileInfo, Error> {
         self.call(&Request::Stat(request)).await
     }
 
-    /// Lists a directory. What an agent sends past the limit that was asked for, or past 64 MiB, is an error.
+    /// Lists a directory. What an agent sends past the limit that was asked for, or past 8 MiB, is an error.
     pub async fn list(&self, request: ListRequest) -> Result<(Vec<Entry>, ListResult), Error> {
+        self.deadline().bound(self.collect_list(request)).await
+    }
+
+    async fn collect_list(&self, request: ListRequest) -> Result<(Vec<Entry>, ListResult), Error> {
         let limit = request.limit.unwrap_or(u64::MAX);
         let stream = self.open(&Request::List(request))?;
         let mut all = Vec::new();
-        let mut held = 0;
+        let mut held = self.budget().hold();
+        let mut received = 0;
         while let Some(bytes) = stream.receive(channel::EVENTS).await? {
-            held += bytes.len();
-            if held > MAX_LISTING {
+            received += bytes.len();
+            if received > MAX_LISTING {
                 return Err(Error::OverLimit { limit: MAX_LISTING });
             }
+            held.grow(bytes.len())?;
             let event =
                 serde_json::from_slice(&bytes).map_err(|source| Error::BadAnswer { source })?;
             if let Event::Entries { entries } = event {
@@ -224,7 +246,7 @@ impl Client {
     /// Watches a file or directory. When this returns the watch is in place.
     pub async fn watch(&self, request: WatchRequest) -> Result<Watch, Error> {
         let stream = self.open(&Request::Watch(request))?;
-        match stream.expect_event().await? {
+        match self.deadline().bound(stream.expect_event()).await? {
             Event::Watching => Ok(Watch { stream }),
             other => Err(Error::Closed {
                 reason: format!("{other:?} before the watch stood"),
@@ -236,7 +258,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Options;
+    use crate::{Client, Options};
     use forkd_guest_proto::{Decoder, Frame, Hello, Kind, frame};
     use tokio::io::DuplexStream;
 
@@ -271,6 +293,7 @@ mod tests {
         let agent = tokio::spawn(sends_entries(theirs, 4));
         let client = Client::connect(ours, Options::default()).await.unwrap();
         let listed = client
+            .by(transfer())
             .list(ListRequest {
                 path: "/".into(),
                 depth: 1,

@@ -1,4 +1,4 @@
-//! The guest as a machine.
+//! Requests about the guest as a machine.
 
 use forkd_guest_proto::{
     ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
@@ -6,9 +6,9 @@ use forkd_guest_proto::{
     ThawReport,
 };
 
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
-impl Client {
+impl Calls {
     /// Asks whether the agent answers.
     pub async fn ping(&self) -> Result<Pong, Error> {
         self.call(&Request::Ping).await
@@ -24,7 +24,7 @@ impl Client {
         self.call(&Request::Identity(Box::new(request))).await
     }
 
-    /// What the guest uses.
+    /// Resources that the guest uses.
     pub async fn metrics(&self) -> Result<Metrics, Error> {
         self.call(&Request::Metrics).await
     }

@@ -1,18 +1,18 @@
-//! One request: what came for it, and the credit both ways.
+//! One request: the frames that came for it, and the credit in both directions.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use forkd_guest_proto::window::{RecvWindow, SendWindow};
 use forkd_guest_proto::{Control, Event, Kind, MAX_PAYLOAD, Outcome, Request, channel, frame};
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-use crate::connection::Connection;
+use crate::budget::Budget;
+use crate::connection::{Connection, lock};
 use crate::error::Error;
 
-/// What the reader task fills and the request's owner empties.
+/// The part of a request that the reader task fills and the request's owner empties.
 pub struct State {
     inner: Mutex<Inner>,
     arrived: Notify,
@@ -24,8 +24,6 @@ struct Inner {
     send: SendWindow,
     response: Option<Vec<u8>>,
     lost: Option<String>,
-    /// Nobody reads any more; what comes is thrown away.
-    abandoned: bool,
 }
 
 struct Channel {
@@ -47,7 +45,6 @@ impl State {
                 send: SendWindow::new(peer_window),
                 response: None,
                 lost: None,
-                abandoned: false,
             }),
             arrived: Notify::new(),
             credit: Notify::new(),
@@ -55,8 +52,7 @@ impl State {
     }
 
     fn push(&self, number: u8, bytes: Vec<u8>) -> Result<(), String> {
-        let mut inner = self.inner.lock();
-        let abandoned = inner.abandoned;
+        let mut inner = lock(&self.inner);
         let Some(channel) = inner.channels.get_mut(usize::from(number)) else {
             return Err(format!("data on channel {number}, which does not exist"));
         };
@@ -64,7 +60,7 @@ impl State {
             .window
             .receive(bytes.len())
             .map_err(|overrun| overrun.to_string())?;
-        if !bytes.is_empty() && !abandoned {
+        if !bytes.is_empty() {
             channel.waiting.push_back(bytes);
         }
         drop(inner);
@@ -84,7 +80,7 @@ impl State {
     }
 
     pub fn end_channel(&self, number: u8) -> Result<(), String> {
-        let mut inner = self.inner.lock();
+        let mut inner = lock(&self.inner);
         match inner.channels.get_mut(usize::from(number)) {
             Some(channel) => channel.ended = true,
             None => return Err(format!("the end of channel {number}, which does not exist")),
@@ -95,19 +91,18 @@ impl State {
     }
 
     pub fn grant(&self, credit: u32) {
-        self.inner.lock().send.add(credit);
+        lock(&self.inner).send.add(credit);
         self.credit.notify_waiters();
     }
 
     pub fn respond(&self, payload: Vec<u8>) {
-        self.inner.lock().response = Some(payload);
+        lock(&self.inner).response = Some(payload);
         self.arrived.notify_waiters();
         self.credit.notify_waiters();
     }
 
     pub fn lose(&self, reason: &str) {
-        self.inner
-            .lock()
+        lock(&self.inner)
             .lost
             .get_or_insert_with(|| reason.to_owned());
         self.arrived.notify_waiters();
@@ -145,7 +140,10 @@ impl Stream {
                 size: payload.len(),
             });
         }
-        let state = Arc::new(State::new(connection.peer.window, connection.window));
+        let state = Arc::new(State::new(
+            connection.terms.peer.window,
+            connection.terms.window,
+        ));
         let id = connection.register(&state)?;
         connection.send(id, Kind::Request, 0, &payload);
         let handle = Handle {
@@ -156,6 +154,11 @@ impl Stream {
         Ok(Self { handle })
     }
 
+    /// The memory that answers may take.
+    pub fn budget(&self) -> &Budget {
+        &self.connection.terms.budget
+    }
+
     /// A second handle, which does not keep the request from being cancelled.
     pub fn share(&self) -> Handle {
         self.handle.clone()
@@ -164,15 +167,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let mut inner = self.state.inner.lock();
-        inner.abandoned = true;
-        for channel in &mut inner.channels {
+        self.connection.cancel(self.id);
+        // A second handle keeps the state, but nothing that was received.
+        for channel in &mut lock(&self.state.inner).channels {
             channel.waiting.clear();
-        }
-        let answered = inner.response.is_some() || inner.lost.is_some();
-        drop(inner);
-        if !answered {
-            self.connection.send_control(self.id, &Control::Cancel);
         }
     }
 }
@@ -205,7 +203,7 @@ impl Handle {
         }
     }
 
-    /// Waits for the answer. Channels that nobody empties meanwhile hold the agent up.
+    /// Waits for the answer. A channel that is not emptied meanwhile holds the agent up.
     pub async fn response<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let payload = self.wait_for(|inner| inner.response.clone()).await?;
         let outcome: Outcome<T> =
@@ -242,14 +240,14 @@ impl Handle {
 
     /// Says that no more input comes.
     pub fn end_input(&self) {
-        if self.state.inner.lock().response.is_none() {
+        if lock(&self.state.inner).response.is_none() {
             self.connection.send(self.id, Kind::End, channel::IN, &[]);
         }
     }
 
     /// Says something about the request.
     pub fn control(&self, control: &Control) {
-        if self.state.inner.lock().response.is_none() {
+        if lock(&self.state.inner).response.is_none() {
             self.connection.send_control(self.id, control);
         }
     }
@@ -260,7 +258,7 @@ impl Handle {
             tokio::pin!(credit);
             credit.as_mut().enable();
             {
-                let mut inner = self.state.inner.lock();
+                let mut inner = lock(&self.state.inner);
                 if let Some(reason) = &inner.lost {
                     return Err(Error::Closed {
                         reason: reason.clone(),
@@ -287,7 +285,7 @@ impl Handle {
             tokio::pin!(arrived);
             arrived.as_mut().enable();
             {
-                let mut inner = self.state.inner.lock();
+                let mut inner = lock(&self.state.inner);
                 if let Some(found) = found(&mut inner) {
                     return Ok(found);
                 }

@@ -8,25 +8,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forkd_guest_proto::{ClockRequest, IdentityReport, IdentityRequest};
 
-use crate::{Client, Error};
+use crate::{Calls, Error};
 
 /// How often the clock is read. Once is enough where messages are fast.
 const READINGS: usize = 6;
-/// What a clock may be off at most before it is read once more.
+/// The error of a clock above which it is read once more, nanoseconds.
 const CLOSE_NS: i64 = 3_000_000;
 
 /// A guest with an identity of its own.
 #[derive(Debug)]
 pub struct Identified {
-    /// What the agent did.
+    /// The agent's report.
     pub report: IdentityReport,
     /// The guest's wall clock differs from ours by at most this; nothing when it could not be set.
     pub clock_within: Option<Duration>,
 }
 
-impl Client {
-    /// Makes a fork a machine of its own, with the time of this host.
+impl Calls {
+    /// Makes a child a machine of its own, with the time of this host. The deadline is that of all steps together.
     pub async fn identify(&self, request: IdentityRequest) -> Result<Identified, Error> {
+        self.by(self.deadline()).identify_by(request).await
+    }
+
+    async fn identify_by(&self, request: IdentityRequest) -> Result<Identified, Error> {
         let unix_ns = Some(now());
         let report = self
             .identity(IdentityRequest { unix_ns, ..request })

@@ -325,6 +325,8 @@ fn agent_code(error: &ClientError) -> ErrorCode {
             Agent::Busy => ErrorCode::Busy,
             _ => ErrorCode::AgentFailed,
         },
+        ClientError::Timeout => ErrorCode::Timeout,
+        ClientError::OverBudget { .. } => ErrorCode::Busy,
         _ => ErrorCode::AgentUnreachable,
     }
 }

@@ -9,6 +9,7 @@
 //! [`app::App`] is the daemon as one value. Every operation of [`ops`] takes it, a checked request, and returns a value of
 //! `forkd-api` or an [`error::Error`] with a code; no type here knows a status of HTTP.
 
+pub mod agent_limits;
 pub mod app;
 pub mod clock;
 pub mod config;

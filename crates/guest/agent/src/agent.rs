@@ -1,4 +1,4 @@
-//! What all connections share.
+//! The state that all connections share.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use crate::user_group::UserGroup;
 /// How long freezing may take unless the request says otherwise.
 const FREEZE_TIME: Duration = Duration::from_secs(2);
 
-/// What the agent is to the machine it runs in.
+/// The role of the agent in the machine it runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// PID 1 of a sandbox.
@@ -36,7 +36,7 @@ impl Role {
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 pub struct Agent {
     pub role: Role,
     pub started: Instant,

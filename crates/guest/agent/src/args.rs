@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use crate::transport::Address;
 
-/// What was asked for.
+/// The parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Args {
     pub listen: Address,

@@ -1,4 +1,4 @@
-//! The power button: whoever presses it wants the guest to end cleanly.
+//! The power button: a press ends the guest cleanly.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;

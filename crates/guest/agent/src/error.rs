@@ -1,4 +1,4 @@
-//! From failed system calls to what the host is told.
+//! Turns failed system calls into errors for the host.
 
 use std::io;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub fn bad(message: impl Into<String>) -> AgentError {
     AgentError::new(ErrorCode::BadRequest, message)
 }
 
-/// The connection went away; nobody will read this.
+/// The connection is gone; this error reaches no reader.
 pub fn closed(_: crate::conn::Closed) -> AgentError {
     AgentError::new(ErrorCode::Cancelled, "the connection is gone")
 }

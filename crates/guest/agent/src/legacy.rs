@@ -15,7 +15,7 @@ use crate::process::{Follower, Read};
 
 /// The longest request.
 const MAX_REQUEST: u64 = 16 * 1024 * 1024;
-/// What is kept of each output of a command.
+/// The bytes of each output of a command that are kept.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 const DEFAULT_TIMEOUT_S: f64 = 30.0;
 /// How long a client may take to send its request.
@@ -93,12 +93,12 @@ async fn ping(agent: &Agent) -> Value {
         true => interp::evaluate(agent, "python", EvalMode::Eval, code)
             .await
             .ok()
-            .and_then(|answer| answer.json),
+            .and_then(|answer| answer.json?.parse::<String>().ok()),
         false => None,
     };
     json!({
         "pong": true,
-        "numpy_version": version.unwrap_or_else(|| json!("not-installed")),
+        "numpy_version": version.unwrap_or_else(|| "not-installed".to_owned()),
         "pid": std::process::id(),
         "agent_lang": "python",
         "warmup_ready": agent.interps.is_ready("python"),

@@ -1,4 +1,4 @@
-//! The program that is PID 1 inside a guest: it brings the guest up and then does what the host asks for.
+//! The program that is PID 1 inside a guest: it brings the guest up and then carries out requests of the host.
 //!
 //! Everything runs on one thread, in an event loop that sleeps until something happens: a guest that does
 //! nothing must cost nothing. Work that can block for long (files) goes to short-lived helper threads.
@@ -77,7 +77,7 @@ fn give_up(message: &str) -> i32 {
     1
 }
 
-/// What this agent is to do.
+/// The set-up of this agent.
 struct Plan {
     role: Role,
     listen: Address,

@@ -1,4 +1,4 @@
-//! What the guest uses.
+//! Resources that the guest uses.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The way down.
+//! Ends the guest: signals, unmounts, power off.
 
 use std::io;
 use std::rc::Rc;

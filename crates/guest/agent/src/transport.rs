@@ -1,4 +1,4 @@
-//! Where the host comes in.
+//! Listeners for the host: vsock, TCP, Unix sockets.
 
 use std::io;
 use std::path::PathBuf;

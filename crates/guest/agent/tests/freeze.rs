@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{TestAgent, sh};
-use forkd_agent_client::Client;
+use forkd_agent_client::Calls;
 use forkd_guest_proto::{ErrorCode, EvalRequest, FreezeRequest, IdentityRequest};
 
 /// A control group of this test alone. Its processes end with it.
@@ -45,7 +45,7 @@ impl Drop for Group {
     }
 }
 
-async fn start() -> Option<(TestAgent, Client, Group)> {
+async fn start() -> Option<(TestAgent, Calls, Group)> {
     let group = Group::make()?;
     let agent = TestAgent::start_with(&["--cgroup".as_ref(), group.0.as_os_str()]).await;
     let client = agent.connect().await;

@@ -122,7 +122,10 @@ async fn a_client_notices_an_agent_that_breaks_the_protocol() {
     far.write_all(&frame::encode(0, Kind::Hello, 0, &hello))
         .await
         .unwrap();
-    let client = Client::connect(near, Options::default()).await.unwrap();
+    let client = Client::connect(near, Options::default())
+        .await
+        .unwrap()
+        .each_within(common::LIMIT);
     let request = tokio::spawn({
         let client = client.clone();
         async move { client.exec_capture(sh("x")).await }

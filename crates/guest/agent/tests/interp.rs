@@ -4,7 +4,9 @@ mod common;
 
 use common::{TestAgent, sh};
 use forkd_agent_client::Output;
-use forkd_guest_proto::{ErrorCode, EvalMode, EvalRequest, InterpStart, InterpState, Warmup};
+use forkd_guest_proto::{
+    ErrorCode, EvalMode, EvalRequest, InterpStart, InterpState, JsonText, Warmup,
+};
 use serde_json::json;
 
 fn code(code: &str) -> EvalRequest {
@@ -22,6 +24,10 @@ fn python(warmup: Warmup) -> InterpStart {
     }
 }
 
+fn value(json: Option<JsonText>) -> Option<serde_json::Value> {
+    json.map(|json| json.parse().unwrap())
+}
+
 #[tokio::test]
 async fn state_is_kept_and_values_come_back() {
     let agent = TestAgent::start().await;
@@ -31,7 +37,7 @@ async fn state_is_kept_and_values_come_back() {
         .await
         .unwrap();
     assert_eq!(
-        (done.result.repr.as_deref(), done.result.json),
+        (done.result.repr.as_deref(), value(done.result.json)),
         (Some("21"), Some(json!(21)))
     );
     assert_eq!(done.stdout, b"hello\n");
@@ -50,7 +56,7 @@ async fn state_is_kept_and_values_come_back() {
         })
         .await
         .unwrap();
-    assert_eq!(done.result.json, Some(json!({ "x": 40, "y": null })));
+    assert_eq!(value(done.result.json), Some(json!({ "x": 40, "y": null })));
     let done = client
         .eval(EvalRequest {
             mode: EvalMode::Exec,
@@ -155,11 +161,11 @@ async fn values_and_code_larger_than_a_frame_go_through() {
     let client = agent.connect().await;
     let long = format!("len({:?})", "y".repeat(600_000));
     assert_eq!(
-        client.eval(code(&long)).await.unwrap().result.json,
+        value(client.eval(code(&long)).await.unwrap().result.json),
         Some(json!(600_000))
     );
     let done = client.eval(code("'z' * 1000000")).await.unwrap();
-    assert_eq!(done.result.json, Some(json!("z".repeat(1_000_000))));
+    assert_eq!(value(done.result.json), Some(json!("z".repeat(1_000_000))));
 }
 
 #[tokio::test]
@@ -322,7 +328,7 @@ async fn named_interpreters_are_apart() {
             ..code("who")
         };
         assert_eq!(
-            client.eval(request).await.unwrap().result.json,
+            value(client.eval(request).await.unwrap().result.json),
             Some(json!(name))
         );
     }
@@ -357,16 +363,18 @@ async fn node_follows_the_same_protocol() {
         .await
         .unwrap();
     assert_eq!(
-        (done.result.json, done.stdout.as_slice()),
+        (value(done.result.json), done.stdout.as_slice()),
         (Some(json!({ "m": 42 })), &b"b\n"[..])
     );
     assert_eq!(
-        client
-            .eval(node("Promise.resolve(m + 1)"))
-            .await
-            .unwrap()
-            .result
-            .json,
+        value(
+            client
+                .eval(node("Promise.resolve(m + 1)"))
+                .await
+                .unwrap()
+                .result
+                .json
+        ),
         Some(json!(43))
     );
     let error = client
@@ -384,7 +392,7 @@ async fn node_follows_the_same_protocol() {
     let done = client.eval(slow).await.unwrap();
     assert!(done.result.timed_out && done.result.error.is_some());
     assert_eq!(
-        client.eval(node("m")).await.unwrap().result.json,
+        value(client.eval(node("m")).await.unwrap().result.json),
         Some(json!(42))
     );
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_agent_client::{Client, Output};
+use forkd_agent_client::{Calls, Output};
 use forkd_guest_proto::{
     AttachRequest, ErrorCode, ExecRequest, ExitStatus, ProcessState, Rlimit, RlimitResource,
 };
@@ -30,7 +30,7 @@ pub async fn many_and_one_after_another(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn exact_output(agent: &Client, number: usize) -> anyhow::Result<()> {
+async fn exact_output(agent: &Calls, number: usize) -> anyhow::Result<()> {
     let request = shell(&format!(
         "printf 'out {number}\\n'; printf 'err {number}' >&2; exit {}",
         number % 200
@@ -65,13 +65,13 @@ fn shell(line: &str) -> ExecRequest {
     }
 }
 
-async fn stdout(agent: &Client, request: ExecRequest) -> anyhow::Result<String> {
+async fn stdout(agent: &Calls, request: ExecRequest) -> anyhow::Result<String> {
     let done = agent.exec_capture(request).await?;
     ensure!(done.result.status.success(), "{done:?}");
     Ok(String::from_utf8(done.stdout)?)
 }
 
-async fn environment(agent: &Client) -> anyhow::Result<()> {
+async fn environment(agent: &Calls) -> anyhow::Result<()> {
     let request = ExecRequest {
         env: vec![
             ("COLOUR".into(), Some("blue = green".into())),
@@ -117,7 +117,7 @@ async fn environment(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn input_and_output(agent: &Client) -> anyhow::Result<()> {
+async fn input_and_output(agent: &Calls) -> anyhow::Result<()> {
     let input: Vec<u8> = (0..1_000_000u32).map(|n| (n % 251) as u8).collect();
     let request = ExecRequest {
         argv: vec!["cat".into()],
@@ -132,7 +132,7 @@ async fn input_and_output(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn ways_to_end(agent: &Client) -> anyhow::Result<()> {
+async fn ways_to_end(agent: &Calls) -> anyhow::Result<()> {
     for (line, wanted) in [
         ("exit 0", ExitStatus::Code(0)),
         ("exit 7", ExitStatus::Code(7)),
@@ -199,8 +199,8 @@ async fn signal_when_ready(mut exec: forkd_agent_client::Exec) -> anyhow::Result
     Ok(())
 }
 
-/// Ending a process also ends its descendants.
-async fn process_groups(vm: &Vm, agent: &Client) -> anyhow::Result<()> {
+/// Ending a process ends what it has started, too.
+async fn process_groups(vm: &Vm, agent: &Calls) -> anyhow::Result<()> {
     let mut exec = agent
         .exec(shell("sleep 4321 & echo $!; sleep 4321"))
         .await?;
@@ -218,7 +218,7 @@ async fn process_groups(vm: &Vm, agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn background(agent: &Client) -> anyhow::Result<()> {
+async fn background(agent: &Calls) -> anyhow::Result<()> {
     let request = ExecRequest {
         tag: Some("counter".into()),
         keep_output: Some(64 * 1024),
@@ -295,8 +295,8 @@ pub async fn endless_output_is_held_back(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The output of a process after it has stopped printing because of flow control.
-async fn settled_output(agent: &Client, process: u64) -> anyhow::Result<u64> {
+/// What a process has printed, once it does not print any more because nobody reads.
+async fn settled_output(agent: &Calls, process: u64) -> anyhow::Result<u64> {
     let mut last = None;
     for _ in 0..100 {
         let listed = agent.processes().await?;

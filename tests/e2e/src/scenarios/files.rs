@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_agent_client::{Client, Watch};
+use forkd_agent_client::{Calls, Watch};
 use forkd_guest_proto::{
     ErrorCode, FileKind, ListRequest, MkdirRequest, ReadRequest, RemoveRequest, RenameRequest,
     SetAttrRequest, WatchChange, WatchRequest, WriteRequest,
@@ -99,7 +99,7 @@ fn at(path: &str) -> WriteRequest {
     }
 }
 
-async fn content(agent: &Client) -> anyhow::Result<()> {
+async fn content(agent: &Calls) -> anyhow::Result<()> {
     let path = "/tmp/content/deep/file";
     let write = WriteRequest {
         parents: true,
@@ -159,7 +159,7 @@ fn refused<T>(
     Ok(())
 }
 
-async fn permissions(agent: &Client) -> anyhow::Result<()> {
+async fn permissions(agent: &Calls) -> anyhow::Result<()> {
     let path = "/tmp/permissions";
     let write = WriteRequest {
         mode: Some(0o640),
@@ -187,7 +187,7 @@ async fn permissions(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn directories(agent: &Client) -> anyhow::Result<()> {
+async fn directories(agent: &Calls) -> anyhow::Result<()> {
     let mkdir = |path: &str, parents| MkdirRequest {
         path: path.to_owned(),
         parents,
@@ -246,7 +246,7 @@ async fn directories(agent: &Client) -> anyhow::Result<()> {
     refused(agent.stat("/tmp/tree").await, ErrorCode::NotFound)
 }
 
-async fn watching(agent: &Client) -> anyhow::Result<()> {
+async fn watching(agent: &Calls) -> anyhow::Result<()> {
     agent
         .mkdir(MkdirRequest {
             path: "/tmp/watched".into(),

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_agent_client::Client;
+use forkd_agent_client::Calls;
 use forkd_guest_proto::{ExecRequest, ExitStatus};
 use forkd_testkit::{BootOptions, Disk, Kit, Root, Vm, procfs};
 use forkd_vmm_proto::{AGENT_PORT, Command, ExitCode, Reply, spawn::HowEnded};
@@ -239,7 +239,7 @@ pub async fn fork_bomb_and_no_memory(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn out_of_memory(agent: &Client) -> anyhow::Result<()> {
+async fn out_of_memory(agent: &Calls) -> anyhow::Result<()> {
     let request = ExecRequest {
         argv: [
             "python3",
@@ -258,7 +258,7 @@ async fn out_of_memory(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn fork_bomb(agent: &Client) -> anyhow::Result<()> {
+async fn fork_bomb(agent: &Calls) -> anyhow::Result<()> {
     let bomb = agent
         .start(ExecRequest {
             argv: ["bash", "-c", "b() { b | b & }; b; exec sleep 600"]

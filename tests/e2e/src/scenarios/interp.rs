@@ -1,8 +1,10 @@
 //! A warm Python interpreter: state between calls, errors, interrupts, and replacement after death.
 
 use anyhow::{Context, bail, ensure};
-use forkd_agent_client::{Client, EvalCapture};
-use forkd_guest_proto::{ErrorCode, EvalMode, EvalRequest, InterpInfo, InterpStart, Warmup};
+use forkd_agent_client::{Calls, EvalCapture};
+use forkd_guest_proto::{
+    ErrorCode, EvalMode, EvalRequest, InterpInfo, InterpStart, JsonText, Warmup,
+};
 use forkd_testkit::BootOptions;
 
 use crate::scenario::{Registered, Run, everyday};
@@ -31,7 +33,7 @@ pub async fn state_errors_interrupts_and_death(run: Run) -> anyhow::Result<()> {
     hang(&agent).await
 }
 
-async fn call(agent: &Client, code: &str) -> anyhow::Result<EvalCapture> {
+async fn call(agent: &Calls, code: &str) -> anyhow::Result<EvalCapture> {
     let request = EvalRequest {
         code: code.to_owned(),
         ..Default::default()
@@ -39,7 +41,7 @@ async fn call(agent: &Client, code: &str) -> anyhow::Result<EvalCapture> {
     Ok(agent.eval(request).await?)
 }
 
-async fn value(agent: &Client, code: &str) -> anyhow::Result<String> {
+async fn value(agent: &Calls, code: &str) -> anyhow::Result<String> {
     let done = call(agent, code).await?;
     if let Some(error) = done.result.error {
         bail!("{code}: {}", error.traceback);
@@ -49,7 +51,7 @@ async fn value(agent: &Client, code: &str) -> anyhow::Result<String> {
         .with_context(|| format!("{code}: no value"))
 }
 
-async fn keeps_state(agent: &Client) -> anyhow::Result<()> {
+async fn keeps_state(agent: &Calls) -> anyhow::Result<()> {
     let done = call(agent, "x = 41\ndef double(n):\n    return 2 * n\n").await?;
     ensure!(
         done.result.error.is_none() && done.result.repr.is_none(),
@@ -69,7 +71,7 @@ async fn keeps_state(agent: &Client) -> anyhow::Result<()> {
         done.stdout == b"out\n"
             && done.stderr == b"err\n"
             && done.result.repr.as_deref() == Some("{'a': [1, 2]}")
-            && done.result.json == Some(serde_json::json!({"a": [1, 2]})),
+            && done.result.json.as_ref().map(JsonText::get) == Some(r#"{"a":[1,2]}"#),
         "{done:?}"
     );
     let only = EvalRequest {
@@ -87,7 +89,7 @@ async fn keeps_state(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn raises(agent: &Client) -> anyhow::Result<()> {
+async fn raises(agent: &Calls) -> anyhow::Result<()> {
     let done = call(agent, "def deep():\n    return 1 / 0\n\ndeep()").await?;
     let error = done.result.error.context("no error")?;
     ensure!(
@@ -101,7 +103,7 @@ async fn raises(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn large_values(agent: &Client) -> anyhow::Result<()> {
+async fn large_values(agent: &Calls) -> anyhow::Result<()> {
     let text = value(agent, "'a' * 3_000_000").await?;
     ensure!(text.len() == 3_000_002, "{} characters", text.len());
     let code = format!("len({:?})", "b".repeat(500_000));
@@ -109,7 +111,7 @@ async fn large_values(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn interrupt(agent: &Client) -> anyhow::Result<()> {
+async fn interrupt(agent: &Calls) -> anyhow::Result<()> {
     let mut running = agent
         .eval_stream(EvalRequest {
             code: "print('looping', flush=True)\nwhile True: pass".into(),
@@ -137,7 +139,7 @@ async fn interrupt(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn death(agent: &Client, first: &InterpInfo) -> anyhow::Result<()> {
+async fn death(agent: &Calls, first: &InterpInfo) -> anyhow::Result<()> {
     let died = call(agent, "import os; os._exit(3)").await;
     let Err(error) = died else {
         bail!("a dead interpreter answered");
@@ -160,8 +162,8 @@ async fn death(agent: &Client, first: &InterpInfo) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An interpreter that ignores an interrupt is replaced.
-async fn hang(agent: &Client) -> anyhow::Result<()> {
+/// One that does not heed an interrupt is replaced.
+async fn hang(agent: &Calls) -> anyhow::Result<()> {
     let request = EvalRequest {
         code: "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
             .into(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use forkd_agent_client::{Client, Exec, Output};
+use forkd_agent_client::{Calls, Exec, Output};
 use forkd_guest_proto::{ExecRequest, ExitStatus, PtySize};
 use forkd_testkit::BootOptions;
 
@@ -22,7 +22,7 @@ pub async fn screen_programs(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn open(agent: &Client, line: &str) -> anyhow::Result<Screen> {
+async fn open(agent: &Calls, line: &str) -> anyhow::Result<Screen> {
     let exec = agent
         .exec(ExecRequest {
             shell: Some(line.to_owned()),
@@ -76,7 +76,7 @@ impl Screen {
     }
 }
 
-async fn size_and_resize(agent: &Client) -> anyhow::Result<()> {
+async fn size_and_resize(agent: &Calls) -> anyhow::Result<()> {
     let mut screen = open(
         agent,
         "tty; stty size; trap 'stty size; exit 0' WINCH; echo waiting; while :; do sleep 0.1; done",
@@ -92,7 +92,7 @@ async fn size_and_resize(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn top(agent: &Client) -> anyhow::Result<()> {
+async fn top(agent: &Calls) -> anyhow::Result<()> {
     let mut screen = open(agent, "exec top -d 60").await?;
     screen.see("load average").await?;
     screen.see("PID").await?;
@@ -105,7 +105,7 @@ async fn top(agent: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn editor(agent: &Client) -> anyhow::Result<()> {
+async fn editor(agent: &Calls) -> anyhow::Result<()> {
     let mut screen = open(agent, "exec vi /tmp/edited").await?;
     screen.see("/tmp/edited").await?;
     screen.type_keys("iwritten in a guest").await?;

@@ -1,6 +1,6 @@
 //! Ping, exec, eval.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Json;
 use axum::http::HeaderMap;
@@ -20,6 +20,7 @@ use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::Body;
 use forkd_edge::stream::{Framing, respond};
+use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::trace::{self, TARGET};
@@ -30,14 +31,8 @@ const MAX_OUTPUT: usize = 8 << 20;
 const MAX_TIMEOUT: u64 = 24 * 3600;
 /// The most arguments.
 const MAX_ARGS: usize = 4096;
-/// How long past its own limit a command's answer may take to come.
-const GRACE: Duration = Duration::from_secs(10);
 /// How long an eval may run unless the request says otherwise.
 const EVAL_TIMEOUT: u64 = 30;
-/// How long an agent may take to answer a request that does not run code, in seconds.
-pub const ANSWER: u64 = 20;
-/// How long an agent may take to answer a ping.
-const PING: Duration = Duration::from_secs(5);
 /// Frames that may wait for a slow reader.
 pub const FRAMES: usize = 64;
 
@@ -47,24 +42,14 @@ pub const FRAMES: usize = 64;
     (status = 200, description = "It is", body = PingResponse)
 ))]
 pub async fn ping(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<PingResponse>> {
-    let client = sandbox.agent().await?;
+    let client = sandbox.agent().await?.by(agent_limits::ping());
     let started = Instant::now();
-    let work = async {
-        let pong = client.ping().await?;
-        let rtt = started.elapsed();
-        let interpreters = client.interp_list().await.unwrap_or_default();
-        Ok((pong, rtt, interpreters))
-    };
-    let (pong, rtt, interpreters) = tokio::time::timeout(PING, work)
-        .await
-        .map_err(|_| Error::Timeout {
-            what: format!("the answer of sandbox {}", sandbox.id),
-            seconds: PING.as_secs(),
-        })?
-        .map_err(Error::agent(format!(
-            "sandbox {} does not answer",
-            sandbox.id
-        )))?;
+    let pong = client.ping().await.map_err(Error::agent(format!(
+        "sandbox {} does not answer",
+        sandbox.id
+    )))?;
+    let rtt = started.elapsed();
+    let interpreters = client.interp_list().await.unwrap_or_default();
     let ready = |state| matches!(state, guest::InterpState::Ready | guest::InterpState::Busy);
     Ok(Json(PingResponse {
         pong: true,
@@ -143,12 +128,13 @@ pub async fn exec(
 ) -> Answer<Json<ExecResponse>> {
     let wish = guest_exec(&request)?;
     let client = sandbox.agent().await?;
+    let client = client.by(agent_limits::command(request.timeout_secs));
     let started = Instant::now();
     let input = request.stdin.unwrap_or_default();
-    let work = client.exec_capture_with(wish, input.as_bytes(), MAX_OUTPUT);
-    let done = patiently(work, request.timeout_secs)
+    let done = client
+        .exec_capture_with(wish, input.as_bytes(), MAX_OUTPUT)
         .instrument(span("exec", &sandbox.id))
-        .await?;
+        .await;
     metrics::histogram!("forkd_exec_seconds").record(started.elapsed().as_secs_f64());
     let done = match done {
         Ok(done) => done,
@@ -196,17 +182,6 @@ fn span(what: &str, id: &SandboxId) -> tracing::Span {
     tracing::info_span!(target: TARGET, "guest", otel.name = what, forkd.sandbox = %id)
 }
 
-/// Waits for an agent, which may never answer, for so many seconds and a grace period.
-pub async fn patiently<T>(work: impl Future<Output = T>, seconds: u64) -> Result<T, Error> {
-    let limit = Duration::from_secs(seconds).saturating_add(GRACE);
-    tokio::time::timeout(limit, work)
-        .await
-        .map_err(|_| Error::Timeout {
-            what: "the answer of the agent".into(),
-            seconds: limit.as_secs(),
-        })
-}
-
 /// Runs a command and sends its output as it comes: NDJSON, or server-sent events if `Accept` asks for
 /// them. Each line is an `ExecFrame`; the last is `exit` or `error`. The command is killed when the client
 /// goes away.
@@ -238,7 +213,13 @@ async fn follow(
     frames: mpsc::Sender<ExecFrame>,
 ) {
     let args = wish.argv.clone();
-    let exec = match client.exec(wish).await {
+    let client = client.by(agent_limits::start());
+    let started = tokio::select! {
+        started = client.exec(wish) => started,
+        // The reader left before the command ran: dropping the call cancels it.
+        () = frames.closed() => return,
+    };
+    let exec = match started {
         Ok(exec) => exec,
         Err(error) => {
             for frame in unstarted(error, &args) {
@@ -366,14 +347,15 @@ pub async fn eval(
     }
     let client = sandbox.agent().await?;
     let started = Instant::now();
-    let work = client.eval(guest::EvalRequest {
-        code: request.code,
-        timeout_ms: Some(seconds.saturating_mul(1000)),
-        ..guest::EvalRequest::default()
-    });
-    let done = patiently(work, seconds)
+    let done = client
+        .by(agent_limits::command(seconds))
+        .eval(guest::EvalRequest {
+            code: request.code,
+            timeout_ms: Some(seconds.saturating_mul(1000)),
+            ..guest::EvalRequest::default()
+        })
         .instrument(span("eval", &sandbox.id))
-        .await?
+        .await
         .map_err(Error::agent(format!(
             "sandbox {} could not evaluate the code",
             sandbox.id
@@ -394,7 +376,7 @@ pub async fn eval(
         exit_code: i64::from(error.is_some()),
         result: done.result.repr,
         error,
-        result_json: done.result.json.map(|value| value.to_string()),
+        result_json: done.result.json.map(String::from),
         traceback,
         stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
@@ -433,11 +415,37 @@ mod tests {
         next_frame(&mut io, &mut decoder).await
     }
 
+    /// Says hello and nothing else, and gives what the host says after its request.
+    async fn deaf(mut io: DuplexStream) -> Frame {
+        let mut decoder = Decoder::new();
+        next_frame(&mut io, &mut decoder).await;
+        let hello = serde_json::to_vec(&Hello::default()).unwrap();
+        io.write_all(&frame::encode(0, Kind::Hello, 0, &hello))
+            .await
+            .unwrap();
+        let request = next_frame(&mut io, &mut decoder).await;
+        assert_eq!(request.kind, Kind::Request);
+        next_frame(&mut io, &mut decoder).await
+    }
+
+    #[tokio::test]
+    async fn a_command_that_never_starts_does_not_outlive_its_reader() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let agent = tokio::spawn(deaf(theirs));
+        let client = Client::connect(ours, Options::default()).await.unwrap();
+        let (frames, reader) = mpsc::channel(FRAMES);
+        let following = tokio::spawn(follow(client, guest::ExecRequest::default(), None, frames));
+        drop(reader);
+        following.await.unwrap();
+        assert_eq!(agent.await.unwrap().kind, Kind::Control);
+    }
+
     #[tokio::test]
     async fn a_silent_command_does_not_outlive_its_reader() {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let agent = tokio::spawn(silent(theirs));
         let client = Client::connect(ours, Options::default()).await.unwrap();
+        let client = client.by(agent_limits::start());
         let exec = client.exec(guest::ExecRequest::default()).await.unwrap();
         let (frames, mut reader) = mpsc::channel(FRAMES);
         let forwarding = tokio::spawn(async move { forward(exec, &frames).await });

@@ -13,11 +13,11 @@ use futures::StreamExt;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::exec::{ANSWER, patiently};
 use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::{Body, Chunks, Params};
 use forkd_edge::stream::{Framing, respond};
+use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
 
 /// The longest path.
@@ -80,12 +80,13 @@ pub async fn read(
 ) -> Answer<Response> {
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let reading = client.read(guest::ReadRequest {
-        path: path.clone(),
-        ..guest::ReadRequest::default()
-    });
-    let reader = patiently(reading, ANSWER)
-        .await?
+    let reader = client
+        .by(agent_limits::start())
+        .read(guest::ReadRequest {
+            path: path.clone(),
+            ..guest::ReadRequest::default()
+        })
+        .await
         .map_err(Error::agent(format!("{path} cannot be read")))?;
     let size = reader.info().size;
     let regular = reader.info().kind == guest::FileKind::File;
@@ -139,6 +140,7 @@ pub async fn write(
     let client = sandbox.agent().await?;
     let failed = || Error::agent(format!("{path} cannot be written"));
     let mut writer = client
+        .by(agent_limits::start())
         .write(guest::WriteRequest {
             path: path.clone(),
             mode,
@@ -148,13 +150,9 @@ pub async fn write(
         })
         .map_err(failed())?;
     while let Some(chunk) = body.next().await? {
-        patiently(writer.write(&chunk), ANSWER)
-            .await?
-            .map_err(failed())?;
+        writer.write(&chunk).await.map_err(failed())?;
     }
-    let done = patiently(writer.finish(), ANSWER)
-        .await?
-        .map_err(failed())?;
+    let done = writer.finish().await.map_err(failed())?;
     Ok(Json(WriteResult {
         path,
         bytes: done.bytes,
@@ -172,13 +170,14 @@ pub async fn remove(
 ) -> Answer<StatusCode> {
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let removing = client.remove(guest::RemoveRequest {
-        path: path.clone(),
-        recursive: params.recursive,
-        missing_ok: false,
-    });
-    patiently(removing, ANSWER)
-        .await?
+    client
+        .by(agent_limits::start())
+        .remove(guest::RemoveRequest {
+            path: path.clone(),
+            recursive: params.recursive,
+            missing_ok: false,
+        })
+        .await
         .map_err(Error::agent(format!("{path} cannot be removed")))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -194,13 +193,14 @@ pub async fn list(
 ) -> Answer<Json<Vec<FileEntry>>> {
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let listing = client.list(guest::ListRequest {
-        path: path.clone(),
-        depth: 1,
-        limit: Some(MAX_ENTRIES),
-    });
-    let (entries, _) = patiently(listing, ANSWER)
-        .await?
+    let (entries, _) = client
+        .by(agent_limits::answer())
+        .list(guest::ListRequest {
+            path: path.clone(),
+            depth: 1,
+            limit: Some(MAX_ENTRIES),
+        })
+        .await
         .map_err(Error::agent(format!("{path} cannot be listed")))?;
     let mut shown: Vec<FileEntry> = entries
         .into_iter()
@@ -232,13 +232,14 @@ pub async fn mkdir(
 ) -> Answer<StatusCode> {
     let path = checked(request.path)?;
     let client = sandbox.agent().await?;
-    let making = client.mkdir(guest::MkdirRequest {
-        path: path.clone(),
-        parents: true,
-        ..guest::MkdirRequest::default()
-    });
-    patiently(making, ANSWER)
-        .await?
+    client
+        .by(agent_limits::answer())
+        .mkdir(guest::MkdirRequest {
+            path: path.clone(),
+            parents: true,
+            ..guest::MkdirRequest::default()
+        })
+        .await
         .map_err(Error::agent(format!("{path} cannot be made")))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -268,12 +269,13 @@ pub async fn watch(
 ) -> Answer<Response> {
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let watching = client.watch(guest::WatchRequest {
-        path: path.clone(),
-        recursive: params.recursive,
-    });
-    let watch = patiently(watching, ANSWER)
-        .await?
+    let watch = client
+        .by(agent_limits::start())
+        .watch(guest::WatchRequest {
+            path: path.clone(),
+            recursive: params.recursive,
+        })
+        .await
         .map_err(Error::agent(format!("{path} cannot be watched")))?;
     let changes = futures::stream::unfold(watch, |mut watch| async move {
         let changes = watch.next().await.ok()?;

@@ -10,11 +10,12 @@ use forkd_guest_proto as guest;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::exec::{ANSWER, FRAMES, exit_code, forward, guest_exec, patiently};
+use super::exec::{FRAMES, exit_code, forward, guest_exec};
 use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::Body;
 use forkd_edge::stream::{Framing, respond};
+use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
 
 /// Processes that were started through the API.
@@ -37,8 +38,10 @@ pub async fn list(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<Vec<Proces
 }
 
 async fn known(client: &Client) -> Result<Vec<guest::ProcessInfo>, Error> {
-    patiently(client.processes(), ANSWER)
-        .await?
+    client
+        .by(agent_limits::answer())
+        .processes()
+        .await
         .map_err(Error::agent("the processes cannot be listed"))
 }
 
@@ -57,8 +60,10 @@ pub async fn start(
         ..guest_exec(&request)?
     };
     let client = sandbox.agent().await?;
-    let started = patiently(client.start(wish), ANSWER)
-        .await?
+    let started = client
+        .by(agent_limits::start())
+        .start(wish)
+        .await
         .map_err(Error::agent("the command could not be started"))?;
     Ok((
         StatusCode::CREATED,
@@ -95,14 +100,15 @@ pub async fn output(
 ) -> Answer<Response> {
     let client = sandbox.agent().await?;
     let process = find(&client, &path.1).await?;
-    let attach = client.attach(guest::AttachRequest {
-        process: process.process,
-        replay: true,
-        stdin: false,
-        lossless: false,
-    });
-    let exec = patiently(attach, ANSWER)
-        .await?
+    let exec = client
+        .by(agent_limits::start())
+        .attach(guest::AttachRequest {
+            process: process.process,
+            replay: true,
+            stdin: false,
+            lossless: false,
+        })
+        .await
         .map_err(Error::agent("the process cannot be followed"))?;
     let (frames, receiver) = mpsc::channel(FRAMES);
     tokio::spawn(async move {
@@ -144,9 +150,10 @@ pub async fn signal(
             format!("process {} has ended", process.pid),
         ));
     }
-    let sent = client.signal(process.process, i32::from(request.signal), true);
-    patiently(sent, ANSWER)
-        .await?
+    client
+        .by(agent_limits::answer())
+        .signal(process.process, i32::from(request.signal), true)
+        .await
         .map_err(Error::agent("the signal could not be sent"))?;
     Ok(StatusCode::NO_CONTENT)
 }

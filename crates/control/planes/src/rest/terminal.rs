@@ -12,6 +12,7 @@ use super::exec::{exit_code, not_started};
 use super::owned::OwnedSandbox;
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::Held;
+use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
 
 /// How long a client may take to say what to run.
@@ -76,7 +77,8 @@ impl Session {
             return Ok(());
         };
         let args = start.args.clone();
-        let mut exec = match self.client.exec(wish(start)).await {
+        let client = self.client.by(agent_limits::start());
+        let mut exec = match client.exec(wish(start)).await {
             Ok(exec) => exec,
             Err(error) => return self.not_started(error, &args).await,
         };

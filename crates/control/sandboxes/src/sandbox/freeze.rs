@@ -8,6 +8,7 @@ use forkd_agent_client::Client;
 use forkd_guest_proto::FreezeRequest;
 use forkd_types::SandboxId;
 
+use crate::agent_limits;
 use crate::error::{Error, chain};
 
 /// User processes of a source, frozen. Thawed when this is dropped.
@@ -26,6 +27,7 @@ impl FrozenSource {
         };
         frozen
             .client
+            .by(agent_limits::answer())
             .freeze(FreezeRequest::default())
             .await
             .map_err(Error::agent(format!(
@@ -39,7 +41,7 @@ impl Drop for FrozenSource {
     fn drop(&mut self) {
         let (client, id) = (self.client.clone(), self.id.clone());
         tokio::spawn(async move {
-            if let Err(error) = client.thaw().await {
+            if let Err(error) = client.by(agent_limits::answer()).thaw().await {
                 tracing::error!(sandbox = %id, error = chain(&error), "the processes of the source stay frozen");
             }
         });

@@ -237,6 +237,7 @@ impl SandboxHandle {
         let options = Options {
             timeout,
             program: concat!("forkd-controller ", env!("CARGO_PKG_VERSION")).to_owned(),
+            budget: crate::agent_limits::BUDGET.clone(),
             ..Options::default()
         };
         Client::connect_vsock(&self.vsock, AGENT_PORT, options).await

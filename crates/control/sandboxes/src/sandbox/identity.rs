@@ -8,6 +8,7 @@ use forkd_api::ErrorCode;
 use forkd_guest_proto::{IdentityReport, IdentityRequest, NetworkRequest};
 use forkd_types::SandboxId;
 
+use crate::agent_limits;
 use crate::error::Error;
 use crate::launch::random_mac;
 
@@ -60,6 +61,7 @@ async fn ask(
     request: IdentityRequest,
 ) -> Result<IdentityReport, Error> {
     let identified = client
+        .by(agent_limits::identity())
         .identify(request)
         .await
         .map_err(Error::agent(format!(

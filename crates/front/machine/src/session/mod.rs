@@ -9,7 +9,7 @@ mod sync;
 use std::future::Future;
 use std::time::Duration;
 
-use forkd_agent_client::{Captured, Client, ConnectError, Error, Exec, Options};
+use forkd_agent_client::{Calls, Captured, Client, ConnectError, Error, Exec, Options};
 use forkd_guest_proto::{ExecRequest, ProcessId, ShutdownMode, ShutdownRequest};
 
 use crate::error::MachineError;
@@ -18,12 +18,14 @@ use crate::seed;
 use crate::transfer::Transfer;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// How long one request may take. Some install programs in the machine.
+const REQUEST: Duration = Duration::from_secs(3600);
 
 /// A connection to a machine. Several requests may run at the same time.
 #[derive(Clone)]
 pub struct Session {
-    client: Client,
-    /// `None` in sessions that copy nothing.
+    client: Calls,
+    /// Missing in conversations that copy nothing.
     transfer: Option<Transfer>,
 }
 
@@ -62,14 +64,14 @@ impl Session {
         };
         let client = Client::connect_tcp(&format!("127.0.0.1:{port}"), options).await?;
         Ok(Self {
-            client,
+            client: client.each_within(REQUEST),
             transfer: None,
         })
     }
 
-    /// The underlying client, for all other requests to the agent.
+    /// The calls underneath, for everything else the agent can do.
     #[must_use]
-    pub fn client(&self) -> &Client {
+    pub fn client(&self) -> &Calls {
         &self.client
     }
 

@@ -5,7 +5,7 @@ use forkd_guest_proto::{AGENT_PORT, NetworkRequest};
 use crate::agent::Role;
 use crate::transport::Address;
 
-/// What the command line says.
+/// The parsed `forkd.` words.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cmdline {
     pub role: Role,
@@ -16,7 +16,7 @@ pub struct Cmdline {
     pub network: Option<NetworkRequest>,
 }
 
-/// What becomes the root.
+/// The file system that becomes the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
     /// The first disk if there is one; with a layer in memory over it if it cannot be written.

@@ -1,4 +1,4 @@
-//! From the kernel's first call to a guest in which programs can run.
+//! Brings a guest up, from the kernel's first call to a system in which programs can run.
 //!
 //! The agent is `/init` of an initramfs: it mounts what every Linux program expects, loads modules, puts the
 //! root disk under itself and goes on in the same process, so that nothing of the image needs to run for
@@ -7,7 +7,7 @@
 
 mod cgroup;
 mod cmdline;
-mod data;
+mod machine;
 mod modules;
 mod mounts;
 mod root;
@@ -23,9 +23,6 @@ use crate::sys;
 use crate::transport::Address;
 
 pub use cmdline::Cmdline;
-
-/// Where the secret of a machine lies in the initramfs.
-const TOKEN_FILES: [&str; 2] = ["/forkd-token", "/etc/forkd/token"];
 
 /// Why a guest cannot come up.
 #[derive(Debug, Error)]
@@ -71,7 +68,7 @@ pub fn bring_up() -> Result<Booted, BootError> {
     sys::open_standard_descriptors();
     let cmdline = Cmdline::read();
     modules::load();
-    let token = read_token();
+    let token = machine::read_token();
     root::enter(&cmdline)?;
     mounts::late();
     protect_self();
@@ -92,11 +89,10 @@ pub fn bring_up() -> Result<Booted, BootError> {
     })
 }
 
-/// What is left to do and needs programs of the image.
+/// Carries out the steps that need programs of the image.
 pub async fn finish(role: Role, reaper: &Reaper) {
     if role == Role::Machine {
-        data::attach(reaper).await;
-        modules::probe_for_machine(reaper).await;
+        machine::finish(reaper).await;
     }
 }
 
@@ -106,14 +102,6 @@ fn set_up_network(cmdline: &Cmdline) {
     {
         say(format_args!("cannot set up the network: {}", error.message));
     }
-}
-
-fn read_token() -> Option<String> {
-    let text = TOKEN_FILES
-        .iter()
-        .find_map(|path| std::fs::read_to_string(path).ok())?;
-    let token = text.trim().to_owned();
-    (!token.is_empty()).then_some(token)
 }
 
 /// When memory or processor time runs out, the agent is the one that must still answer.

@@ -1,30 +1,12 @@
-//! Kernel modules.
+//! Kernel modules of the initramfs.
 
 use std::fs::{self, File};
-use std::path::Path;
-use std::process::Command;
 
 use rustix::io::Errno;
 
 use super::say;
-use crate::process::Reaper;
 
 const LOAD_ORDER: &str = "/lib/modules/load-order";
-
-/// What a machine that hosts sandboxes wants and can live without.
-const FOR_MACHINE: [&str; 11] = [
-    "kvm_amd",
-    "kvm_intel",
-    "tun",
-    "tap",
-    "veth",
-    "bridge",
-    "nf_tables",
-    "nft_chain_nat",
-    "nft_ct",
-    "vhost_vsock",
-    "vhost_net",
-];
 
 /// Loads the modules of the initramfs, which come in an order that needs no dependency search.
 pub fn load() {
@@ -42,22 +24,6 @@ pub fn load() {
             });
         if let Err(error) = loaded {
             say(format_args!("cannot load {path}: {error}"));
-        }
-    }
-}
-
-/// Loads what the machine's own image has and the initramfs had not. Each by itself: one that is missing
-/// must not keep the others out.
-pub async fn probe_for_machine(reaper: &Reaper) {
-    for module in FOR_MACHINE {
-        let other_maker = module.starts_with("kvm_") && Path::new("/dev/kvm").exists();
-        if other_maker || Path::new("/sys/module").join(module).exists() {
-            continue;
-        }
-        let mut command = Command::new("/sbin/modprobe");
-        command.arg("-q").arg(module);
-        if let Ok(child) = reaper.spawn(&mut command) {
-            let _ = child.ended.await;
         }
     }
 }

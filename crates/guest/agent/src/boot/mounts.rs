@@ -30,7 +30,7 @@ pub fn place(
     }
 }
 
-/// What the agent itself needs.
+/// Mounts the file systems that the agent itself needs.
 pub fn early() -> Result<(), BootError> {
     let safe = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NODEV;
     place(
@@ -51,7 +51,7 @@ pub fn early() -> Result<(), BootError> {
     )
 }
 
-/// What programs need; on the final root.
+/// Mounts the file systems that programs need, on the final root.
 pub fn late() {
     let safe = MountFlags::NOSUID | MountFlags::NOEXEC;
     let private = MountFlags::NOSUID | MountFlags::NODEV;

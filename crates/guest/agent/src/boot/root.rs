@@ -1,4 +1,4 @@
-//! From the initramfs to the root disk.
+//! Switches from the initramfs to the root disk.
 
 use std::ffi::CString;
 use std::fs;
@@ -17,7 +17,7 @@ const DEVICE: &str = "/dev/vda";
 const NEW_ROOT: &str = "/newroot";
 /// How long a disk may take that the kernel has announced.
 const DISK_TIME: Duration = Duration::from_secs(10);
-/// What virtio calls a block device.
+/// The virtio device ID of a block device.
 const VIRTIO_BLOCK: &str = "0x0002";
 
 /// Makes the root disk the root, if there is one.

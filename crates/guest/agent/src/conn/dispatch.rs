@@ -1,4 +1,4 @@
-//! Which function carries out which request.
+//! Maps each request to the function that carries it out.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::{clock, files, identity, interp, metrics, net, process, quiesce};
 /// The payload of a successful response, or why there is none.
 pub type Reply = Result<Vec<u8>, AgentError>;
 
-/// Runs a request to its end. `None` when nobody waits for the response any more. A request that ends
+/// Runs a request to its end. `None` when the connection is gone and no response can be sent. A request that ends
 /// early is dropped; what it holds cleans up after itself.
 pub async fn run(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> Option<Vec<u8>> {
     let reply = tokio::select! {

@@ -27,7 +27,7 @@ use outbox::Outbox;
 const MAX_STREAMS: usize = 512;
 /// How long a peer may take to say hello.
 const HELLO_TIME: Duration = Duration::from_secs(30);
-/// What one channel towards the agent may have under way.
+/// The window of each channel towards the agent, bytes.
 const OWN_WINDOW: u32 = 128 * 1024;
 
 /// Serves one connection until it ends.

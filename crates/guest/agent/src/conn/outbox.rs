@@ -1,4 +1,4 @@
-//! What is on its way to the host.
+//! The queue of frames on their way to the host.
 
 use std::cell::{Cell, RefCell};
 

@@ -12,7 +12,7 @@ use crate::conn::Stream;
 use crate::error;
 use crate::process::users::Users;
 
-/// What is listed at most, whatever the request says.
+/// The longest listing, whatever the request says.
 const MAX_ENTRIES: u64 = 1_000_000;
 /// How many levels at most.
 const MAX_DEPTH: u32 = 64;

@@ -15,7 +15,7 @@ use super::{absolute, blocking};
 use crate::error;
 use crate::process::users::Users;
 
-/// What a path is.
+/// Describes the file at a path.
 pub async fn stat(request: StatRequest) -> Result<FileInfo, AgentError> {
     let path = absolute(&request.path)?;
     blocking(move || {
@@ -34,7 +34,7 @@ pub async fn stat(request: StatRequest) -> Result<FileInfo, AgentError> {
     .await
 }
 
-/// What was found at a path, without the names of owner and group.
+/// Describes a file without the names of its owner and group.
 pub fn info(path: &Path, found: &Metadata) -> FileInfo {
     let kind = if found.is_file() {
         FileKind::File

@@ -159,7 +159,7 @@ impl Watcher {
     }
 }
 
-/// What was put into a new directory before it was watched.
+/// The entries that a new directory got before it was watched.
 fn report_content(root: &Path, directory: &Path, changes: &mut Vec<WatchEvent>) {
     for entry in std::fs::read_dir(join(root, directory))
         .into_iter()

@@ -1,7 +1,7 @@
 //! Connections that a fork has inherited.
 //!
 //! Parent and child hold the same TCP connections with the same sequence numbers. The child's are broken
-//! without a word to the peer, who still talks to the parent: whoever reads from one in the child gets an
+//! without a packet to the peer, which still talks to the parent. A process of the child that reads from one gets an
 //! error. Connections within the guest are whole, both ends were copied, and stay.
 
 use std::collections::HashSet;

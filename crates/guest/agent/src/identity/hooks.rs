@@ -11,7 +11,7 @@ use crate::agent::{Agent, Role};
 use crate::process::Read;
 
 const DIRECTORY: &str = "/etc/forkd/on-fork.d";
-/// What is told of each hook's output.
+/// The bytes of each hook's output that the report carries.
 const MAX_OUTPUT: u32 = 2000;
 
 /// Runs the hooks one after another, by name, until the time is over.

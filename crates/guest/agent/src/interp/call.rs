@@ -72,7 +72,7 @@ pub async fn eval(
     deliver(stream, result).await
 }
 
-/// Runs code for somebody who does not care what it prints.
+/// Runs code and throws its output away.
 pub async fn evaluate(
     agent: &Agent,
     name: &str,

@@ -29,8 +29,8 @@ const MAX_INTERPS: usize = 32;
 const START_TIME: Duration = Duration::from_secs(300);
 /// How long an interpreter may take over something that is not a call, on a host that is busy.
 const CONTROL_TIME: Duration = Duration::from_secs(120);
-/// The same for one that is in the middle of a call: it does what it was asked once the call is over, and
-/// nobody has to wait for that.
+/// The same for one that is in the middle of a call: the request is carried out when the call is
+/// over, and no caller has to wait for that.
 const CONTROL_TIME_IN_CALL: Duration = Duration::from_secs(1);
 
 /// One interpreter, which outlives the processes that are it in turn.
@@ -353,7 +353,7 @@ impl Interp {
             interp.state.set(InterpState::Dead);
             if !interp.stopped.get() {
                 let turn = interp.take_turn().await;
-                // One that cannot come up is tried again when somebody asks for it.
+                // An interpreter that cannot start is started again by the next request for it.
                 let _ = interp.ensure_running(&turn).await;
             }
         });

@@ -62,7 +62,7 @@ class Channel:
         return b"".join(parts)
 
     def write(self, message):
-        body = json.dumps(message).encode()
+        body = json.dumps(message, separators=(",", ":")).encode()
         data = memoryview(struct.pack("<I", len(body)) + body)
         with self.lock:
             while data:

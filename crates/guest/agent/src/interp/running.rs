@@ -20,7 +20,7 @@ use crate::error;
 use crate::process::{Gone, Log, Processes, pump, spawn};
 use crate::sys;
 
-/// What is kept of output that no call takes.
+/// The bytes that are kept of output between calls.
 const KEEP: usize = 64 * 1024;
 
 const PYTHON: &str = include_str!("python.py");
@@ -174,7 +174,7 @@ impl Running {
         self.ask(ask).await
     }
 
-    /// What is told to those whose call died with it.
+    /// The error of calls that died with the process.
     pub fn dead_error(&self) -> AgentError {
         let why = self
             .death()

@@ -3,17 +3,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use forkd_guest_proto::EvalError;
+use forkd_guest_proto::{EvalError, JsonText};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use tokio::io::unix::AsyncFd;
 
 use crate::process::pump;
 
-/// What a runner may send at most.
+/// The longest message of a runner.
 const MAX_MESSAGE: usize = 32 * 1024 * 1024;
 
-/// What a runner is asked.
+/// A message to a runner.
 #[derive(Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Ask<'a> {
@@ -37,7 +36,7 @@ pub enum Ask<'a> {
     Collect { id: u64 },
 }
 
-/// What a runner says.
+/// A message of a runner.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Answer {
@@ -46,15 +45,17 @@ pub struct Answer {
     pub version: String,
     pub repr: Option<String>,
     #[serde(deserialize_with = "present")]
-    pub json: Option<Value>,
-    pub display: Map<String, Value>,
+    pub json: Option<JsonText>,
+    pub display: Option<JsonText>,
     pub error: Option<EvalError>,
     pub count: u64,
 }
 
 /// A `null` that is there is a value.
-fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(deserializer).map(Some)
+fn present<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<JsonText>, D::Error> {
+    JsonText::deserialize(deserializer).map(Some)
 }
 
 /// Sends one message.

@@ -15,7 +15,7 @@ use crate::agent::Agent;
 use crate::conn::{Closed, EarlyEnd, Stream};
 use crate::error;
 
-/// What a terminal takes for the end of input.
+/// The byte that a terminal takes for the end of input.
 const END_OF_TRANSMISSION: &[u8] = &[4];
 
 /// Starts a process and lets it run.
@@ -95,10 +95,10 @@ impl Drop for Owner<'_> {
     fn drop(&mut self) {
         let lost = self.stream.ends_early() == Some(EarlyEnd::Lost);
         if self.done.get() || !lost || self.on_disconnect == OnDisconnect::Kill {
-            // Either the result has been delivered, or the process dies now: nobody asks for it later.
+            // Either the result has been delivered, or the process dies now: no request for it follows.
             let _ = self.agent.processes.forget(self.process.id);
         }
-        // Otherwise it runs on, its standard input open for whoever attaches next.
+        // Otherwise it runs on, its standard input open for the next request that attaches.
     }
 }
 

@@ -1,4 +1,4 @@
-//! The newest output of a process, for those who follow it now or later.
+//! The newest output of a process, for requests that follow it now or later.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,14 +22,13 @@ struct Position {
     lossless: bool,
 }
 
-/// What a follower finds.
+/// The next part of a log.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Read {
     /// Bytes, after `lost` bytes that it was too late for.
     Bytes {
         /// How many are gone.
         lost: u64,
-        /// What is there.
         bytes: Vec<u8>,
     },
     /// There will be no more.

@@ -1,4 +1,4 @@
-//! Every child that ends is waited for, in one place.
+//! Reaps every child that ends, in one place.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::sys::{self, Reaped};
 
-/// Knows which children somebody waits for. All children are started through it and on the one thread
+/// Knows which children a task waits for. All children are started through it and on the one thread
 /// that also reaps, so none can end unnoticed in between.
 #[derive(Default)]
 pub struct Reaper {
@@ -41,7 +41,7 @@ impl Reaper {
         self.ended.notified().await;
     }
 
-    /// Reaps for ever: our own children and, for PID 1, everybody's orphans.
+    /// Reaps for ever: the agent's children and, for PID 1, all orphans.
     pub async fn run(&self) -> io::Result<()> {
         let mut children = signal(SignalKind::child())?;
         loop {

@@ -24,7 +24,7 @@ use crate::user_group::UserGroup;
 const MAX_RUNNING: usize = 2048;
 /// Ended processes that are remembered.
 const MAX_ENDED: usize = 64;
-/// What is kept of each output.
+/// The bytes of each output that are kept unless the request says otherwise.
 const KEEP: u32 = 64 * 1024;
 /// The most that a request can have kept.
 const MAX_KEEP: u32 = 8 * 1024 * 1024;
@@ -44,10 +44,10 @@ pub struct Process {
     pub stderr: Option<Rc<Log>>,
     stdin: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
     result: Cell<Option<ExecResult>>,
-    /// The kernel's number may belong to somebody else already.
+    /// The process ID may belong to another process already.
     reaped: Cell<bool>,
     ended: Notify,
-    /// Nobody will ask for the result any more.
+    /// No request will ask for the result any more.
     pub forgotten: Cell<bool>,
 }
 

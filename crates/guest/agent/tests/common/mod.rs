@@ -4,8 +4,11 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use forkd_agent_client::{Client, Options};
+use forkd_agent_client::{Calls, Client, Options};
 use forkd_guest_proto::ExecRequest;
+
+/// How long one request of a test may take on a busy machine.
+pub const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// An agent that runs as an ordinary process; killed when dropped.
 pub struct TestAgent {
@@ -50,10 +53,11 @@ impl TestAgent {
         self.child.id()
     }
 
-    pub async fn connect(&self) -> Client {
+    pub async fn connect(&self) -> Calls {
         Client::connect_unix(&self.socket(), Options::default())
             .await
             .unwrap()
+            .each_within(LIMIT)
     }
 
     /// A path for a file of a test.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkd_agent_client::Client;
+use forkd_agent_client::{Calls, Client, Deadline};
 use forkd_api::{ErrorCode, SnapshotInfo};
 use forkd_formats::image::Interpreter;
 use forkd_guest_proto::{
@@ -84,7 +84,8 @@ async fn build_vm(
     let base = ingest_base(app, assets).await?;
     let mut parent = Parent::launch(app, id, claim.as_ref(), assets, &base).await?;
     parent.boot(assets, &base).await?;
-    let client = parent.agent().await?;
+    // One deadline for all calls, which is that of the request.
+    let client = parent.agent().await?.by(Deadline::within(request.timeout));
     warm_up(&client, request, assets).await?;
     let about = AboutParent {
         ready_us: clock::micros(parent.started.elapsed()),
@@ -246,7 +247,7 @@ impl Parent {
     }
 
     /// Notes the versions of the programs in the guest.
-    async fn describe(&self, client: &Client, assets: &Assets) -> Result<(), Error> {
+    async fn describe(&self, client: &Calls, assets: &Assets) -> Result<(), Error> {
         let agent = client.hello().program.clone();
         let numpy = numpy_version(client, assets).await;
         self.owner
@@ -265,7 +266,7 @@ fn parent_files(app: &App, record: &SandboxRecord) -> Result<VmFiles, Error> {
     Ok(files)
 }
 
-async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
+async fn warm_up(client: &Calls, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
     if let Some(warmup) = &assets.warmup {
         let started = client
             .interp_start(InterpStart {
@@ -347,7 +348,7 @@ async fn warm_up(client: &Client, request: &BuildRequest, assets: &Assets) -> Re
 }
 
 /// NumPy in the warm interpreter; empty if it is not loaded.
-async fn numpy_version(client: &Client, assets: &Assets) -> String {
+async fn numpy_version(client: &Calls, assets: &Assets) -> String {
     if assets
         .warmup
         .as_ref()
@@ -365,7 +366,7 @@ async fn numpy_version(client: &Client, assets: &Assets) -> String {
         Ok(done) => done
             .result
             .json
-            .and_then(|value| value.as_str().map(str::to_owned))
+            .and_then(|value| value.parse::<String>().ok())
             .unwrap_or_default(),
         Err(_) => String::new(),
     }

@@ -15,8 +15,9 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/forkd
 # Set-up puts a QEMU here if the system's is too old.
 if [ -x "$cache/qemu/bin/qemu-system-x86_64" ]; then PATH=$cache/qemu/bin:$PATH; fi
 
-# The unit tests, as cargo is told: without examples, and without documentation tests, which nextest does not run either.
-unit_test_targets=(--lib --bins --tests)
+# The unit tests, as cargo is told: every target with `test = true`. Not examples, and not documentation tests, which
+# nextest does not run either. `--lib --bins` would add the programs that have no tests of their own.
+unit_test_targets=(--tests)
 
 say() { printf '%s\n' "$*" >&2; }
 die() {

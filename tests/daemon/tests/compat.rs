@@ -111,6 +111,8 @@ async fn a_store_of_a_later_version_is_refused() {
 #[tokio::test]
 async fn a_snapshot_of_another_version_is_refused_alone() {
     let mut daemon = unpack("65cd0aa.tar.gz");
+    // The store as a whole is of this version.
+    std::fs::write(daemon.data().join("store.json"), r#"{"format":2}"#).unwrap();
     let manifest = daemon.data().join("snapshots/full/manifest.json");
     std::fs::write(manifest, r#"{"schema":99}"#).unwrap();
     assert!(starts(&mut daemon).await);

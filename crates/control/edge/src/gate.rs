@@ -122,14 +122,16 @@ impl Gate {
 
     /// Who makes the request.
     fn identify(&self, request: &Request, peer: &Peer) -> Result<Actor, Failure> {
-        if let Some(user) = &peer.trusted {
-            // Root and the daemon's user can read its files anyway.
-            return Ok(Actor::admin(user));
-        }
         let header = request
             .headers()
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok());
+        if let Some(user) = &peer.trusted {
+            // Root and the daemon's user can read its files anyway, so they need no token. A valid token still says for
+            // which owner they act.
+            let named = header.and_then(|_| self.auth.check(header).ok());
+            return Ok(named.unwrap_or_else(|| Actor::admin(user)));
+        }
         let actor = self.auth.check(header).map_err(|denied| {
             let (code, message) = match denied {
                 Denied::Missing => (ErrorCode::MissingToken, "missing bearer token"),

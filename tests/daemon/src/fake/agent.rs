@@ -11,9 +11,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forkd_guest_proto::{
     AGENT_PORT, AgentError, ClockRequest, ClockState, Control, Decoder, Entry, ErrorCode, Event,
-    ExecRequest, ExecResult, ExitStatus, FileInfo, FileKind, Frame, Hello, IdentityReport,
-    IdentityRequest, Kind, ListResult, Metrics, Outcome, Pong, QuiesceReport, ReadResult, Request,
-    ResourceUsage, Started, WriteResult, channel, feature, frame, parse_request, window,
+    ExecRequest, ExecResult, ExitStatus, FileInfo, FileKind, Frame, FreezeReport, Hello,
+    IdentityReport, IdentityRequest, Kind, ListResult, Metrics, Outcome, Pong, QuiesceReport,
+    ReadResult, Request, ResourceUsage, Started, ThawReport, WriteResult, channel, feature, frame,
+    parse_request, window,
 };
 use forkd_vmm_proto::StopCause;
 use serde::Serialize;
@@ -249,6 +250,8 @@ impl Connection {
             Request::Identity(request) => self.identity(*request),
             Request::Metrics => self.with(|_| ok(Metrics::default())),
             Request::Quiesce(_) => self.with(|_| ok(QuiesceReport::default())),
+            Request::Freeze(_) => self.with(|_| ok(FreezeReport::default())),
+            Request::Thaw => self.with(|_| ok(ThawReport::default())),
             Request::Processes | Request::InterpList => self.with(|_| ok(Vec::<()>::new())),
             Request::Shutdown(_) => self.vm.end(StopCause::PowerOff),
             _ => Err(AgentError::new(

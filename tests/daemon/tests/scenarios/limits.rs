@@ -121,3 +121,74 @@ async fn a_full_store_refuses_before_a_source_is_stopped() {
     assert!(source.runs().await);
     daemon.ends_clean().await;
 }
+
+#[tokio::test]
+async fn bytes_of_the_store_under_many_branches() {
+    let options = ["--store-limit-mib", "2", "--branch-concurrency", "20"];
+    let daemon = daemon_with(Options::args(&options)).await;
+    let sources = daemon.spawn(TAG, 20).await.unwrap();
+    for source in &sources {
+        // Content of its own, or the store keeps it once.
+        let text = format!("{}{}", source.id, large());
+        source.write("/large", &text).await.unwrap();
+    }
+    let branching = sources.iter().enumerate().map(async |(number, source)| {
+        let tag = format!("full{number}");
+        source.branch(&tag, BranchMode::Full).await
+    });
+    let mut made = 0;
+    for result in futures::future::join_all(branching).await {
+        match result {
+            Ok(_) => made += 1,
+            Err(error) => assert!(
+                matches!(
+                    error.code(),
+                    Some(ErrorCode::LimitReached | ErrorCode::NoSpace)
+                ),
+                "{error}"
+            ),
+        }
+    }
+    assert!((1..=9).contains(&made), "{made} snapshots");
+    let one = 300_000;
+    until("what was refused is removed", async || {
+        let usage = daemon.client().store().await.unwrap();
+        (usage.physical_bytes <= usage.limit_bytes.unwrap() + one).then_some(())
+    })
+    .await;
+    for source in &sources {
+        assert!(source.runs().await);
+    }
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn sandboxes_of_a_token() {
+    let daemon = daemon_with(Options {
+        args: vec!["--max-sandboxes-per-token".to_owned(), "10".to_owned()],
+        tokens: vec!["one".to_owned(), "two".to_owned()],
+    })
+    .await;
+    let made = create_at_once(&daemon, &daemon.client_of("one")).await;
+    assert!((1..=LIMIT).contains(&made), "{made} sandboxes");
+    let made = create_at_once(&daemon, &daemon.client_of("two")).await;
+    assert!((1..=LIMIT).contains(&made), "{made} sandboxes");
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn forks_count_as_branches_under_way() {
+    let daemon = daemon_with(Options::args(&["--branch-concurrency", "1"])).await;
+    let (first, second) = (daemon.child(TAG).await, daemon.child(TAG).await);
+    let held = daemon.faults().inject(Step::CutTaken, Fault::Hold);
+    let over = async {
+        daemon.faults().reached(&held).await;
+        let error = second.fork(1).await.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::LimitReached), "{error}");
+        daemon.faults().release(&held);
+    };
+    let (branched, ()) = tokio::join!(first.branch("first", BranchMode::Diff), over);
+    branched.unwrap();
+    second.fork(1).await.unwrap();
+    daemon.ends_clean().await;
+}

@@ -142,3 +142,29 @@ async fn a_guest_that_powers_off_is_a_failed_sandbox_until_it_is_deleted() {
     assert!(again.read("/mark").await.is_err());
     daemon.ends_clean().await;
 }
+
+#[tokio::test]
+async fn the_first_ready_child_works_while_the_last_one_starts() {
+    let daemon = daemon_with(Options::args(&["--ready-timeout", "10m"])).await;
+    let held = daemon.faults().inject_after(50, Step::Restore, Fault::Hold);
+    let working = async {
+        daemon.faults().reached(&held).await;
+        let ready = until("all children but one run", async || {
+            let listed = daemon.sandboxes().await;
+            let running = Sandbox::running(daemon.client(), &listed);
+            (running.len() == 99).then_some(running)
+        })
+        .await;
+        for child in &ready[..3] {
+            child.write("/early", "early").await.unwrap();
+            assert_eq!(child.read("/early").await.unwrap(), "early");
+        }
+        let forked = ready[0].fork(1).await.unwrap();
+        assert_eq!(forked[0].read("/early").await.unwrap(), "early");
+        daemon.client().kill(&ready[1].id).await.unwrap();
+        daemon.faults().release(&held);
+    };
+    let (made, ()) = tokio::join!(daemon.spawn(TAG, 100), working);
+    assert!(made.unwrap().len() >= 99);
+    daemon.ends_clean().await;
+}

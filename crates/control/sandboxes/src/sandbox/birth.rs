@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::launch::{self, StartedVm, VmFiles};
 use crate::state::{SandboxRecord, StoredState};
 use crate::trace::TARGET;
-use crate::{clock, touched};
+use crate::{agent_limits, clock, touched};
 
 /// The number successive owners of a control socket are told apart by.
 pub const EPOCH: u32 = 1;
@@ -252,6 +252,7 @@ async fn take_over(
         // The daemon died while it held the source of a cut.
         owner.call(Command::Resume, &[]).await?;
     }
+    thaw_left(sandbox);
     if let Some(unfinished) = record.rolling_back {
         // Going back a second time leads to the same state.
         let (done, _) = oneshot::channel();
@@ -262,6 +263,20 @@ async fn take_over(
         sandbox.ask(Ask::Checkpoint(Box::new(again)))?;
     }
     Ok(owner)
+}
+
+/// Thaws the user processes of an adopted guest: a daemon that died around a cut may have left them frozen. The guest may
+/// not answer, so adoption does not wait for it.
+fn thaw_left(sandbox: &Arc<SandboxHandle>) {
+    let sandbox = Arc::clone(sandbox);
+    tokio::spawn(async move {
+        let Ok(client) = sandbox.agent().await else {
+            return;
+        };
+        if let Err(error) = client.by(agent_limits::answer()).thaw().await {
+            tracing::debug!(sandbox = %sandbox.id, error = crate::error::chain(&error), "not thawed");
+        }
+    });
 }
 
 async fn is_paused(owner: &mut SandboxOwner) -> Result<bool, Error> {

@@ -112,7 +112,6 @@ impl Client {
         self.timeout = timeout;
     }
 
-    /// The process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -168,7 +167,6 @@ impl Client {
         self.wait_event(|event, _| matches!(event, Event::AgentReady).then_some(()))
     }
 
-    /// All counters.
     pub fn counters(&mut self) -> Result<Counters, ClientError> {
         match self.ask(Command::Counters, &Attach::new())? {
             Reply::Counters(counters) => Ok(counters),
@@ -225,12 +223,10 @@ impl Client {
         self.ask(Command::Prepare(spec), &attach).map(drop)
     }
 
-    /// Boots.
     pub fn boot(&mut self, spec: BootSpec, attach: &Attach<'_>) -> Result<(), ClientError> {
         self.ask(Command::Boot(Box::new(spec)), attach).map(drop)
     }
 
-    /// Restores.
     pub fn restore(&mut self, spec: RestoreSpec, attach: &Attach<'_>) -> Result<(), ClientError> {
         self.ask(Command::Restore(Box::new(spec)), attach).map(drop)
     }
@@ -255,7 +251,7 @@ impl Client {
     }
 }
 
-/// A VMM that nobody talks to any more is ended.
+/// Kills a VMM that still runs.
 impl Drop for Client {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {

@@ -19,7 +19,7 @@ pub struct RamRegion {
     pub guest: u64,
     /// Offset in the RAM as a whole, and in its image.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 

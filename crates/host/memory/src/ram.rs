@@ -71,7 +71,7 @@ pub enum MemoryError {
     Range {
         /// Guest physical address.
         guest: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// Pages cannot be given back or brought in.

@@ -158,7 +158,7 @@ impl<'a> Cursor<'a> {
 pub struct ChainReader<'a>(Cursor<'a>);
 
 impl ChainReader<'_> {
-    /// Bytes left.
+    /// Bytes not read yet.
     pub fn left(&self) -> usize {
         self.0.left
     }
@@ -216,7 +216,7 @@ impl ChainWriter<'_> {
         Ok(())
     }
 
-    /// Bytes written.
+    /// Bytes written so far.
     pub fn written(&self) -> u32 {
         // A chain is at most 2^32 - 1 bytes long.
         u32::try_from(self.written).unwrap_or(u32::MAX)

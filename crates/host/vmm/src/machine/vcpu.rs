@@ -25,9 +25,9 @@ const BUS_LOCK_REST: Duration = Duration::from_millis(1);
 
 /// The devices that answer the guest's accesses.
 pub struct Buses {
-    /// I/O ports.
+    /// Devices at I/O ports.
     pub ports: Bus,
-    /// Physical addresses.
+    /// Devices at physical addresses.
     pub memory: Bus,
 }
 

@@ -14,19 +14,19 @@ pub enum SerialSnapshot {
 pub struct SerialSnapshotV1 {
     /// Divisor latch, low and high.
     pub baud_divisor: [u8; 2],
-    /// Interrupt enable.
+    /// Interrupt enable register.
     pub interrupt_enable: u8,
-    /// Interrupt identification.
+    /// Interrupt identification register.
     pub interrupt_identification: u8,
-    /// Line control.
+    /// Line control register.
     pub line_control: u8,
-    /// Line status.
+    /// Line status register.
     pub line_status: u8,
-    /// Modem control.
+    /// Modem control register.
     pub modem_control: u8,
-    /// Modem status.
+    /// Modem status register.
     pub modem_status: u8,
-    /// Scratch.
+    /// Scratch register of the guest.
     pub scratch: u8,
     /// Input the guest has not read.
     pub input: Vec<u8>,

@@ -6,10 +6,10 @@ counters! {
     /// Counters of a disk.
     pub struct BlockMetrics {
         reads,
-        /// Bytes read.
+        /// Bytes of all reads.
         read_bytes,
         writes,
-        /// Bytes written.
+        /// Bytes of all writes.
         write_bytes,
         flushes,
         discards,

@@ -1,4 +1,4 @@
-//! Disks.
+//! Block devices: disks over a raw image or thin layers.
 
 mod device;
 mod event_handler;

@@ -5,9 +5,9 @@ use crate::metrics::counters;
 counters! {
     /// Counters of the entropy device.
     pub struct RngMetrics {
-        /// Buffers filled.
+        /// Buffers that were filled.
         requests,
-        /// Bytes given.
+        /// Bytes of entropy given.
         bytes,
         /// Times a request had to wait for the rate limit.
         throttled,

@@ -1,4 +1,4 @@
-//! Entropy.
+//! The entropy device.
 
 mod device;
 mod event_handler;

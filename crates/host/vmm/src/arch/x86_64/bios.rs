@@ -16,7 +16,7 @@ pub enum RangeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryRange {
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     pub kind: RangeKind,
 }

@@ -103,6 +103,8 @@ expect 0 '^branched_from: ' snapshot --from-sandbox "$id" --tag cli-diff --diff
 expect 0 '✓ cli-diff' rmi --force cli-live cli-diff
 expect 0 '^tag: cli-flat$' snapshot-compact --from cli-half --to cli-flat
 expect 0 '^parent +-$' snapshot-info cli-flat
+expect 0 '^✓ cli-flat can be used by everyone$' snapshot-share cli-flat
+expect 0 '^✓ cli-flat can be used by its owner$' snapshot-share cli-flat --private
 # A parent that is there already spares the boot of one.
 expect 0 '^tag: quickstart$' snapshot-compact --from cli-half --to quickstart
 expect 0 'fork 2 children of the branch' quickstart -n 2
@@ -148,6 +150,10 @@ expect 0 '✓ cli-ws' workspace delete cli-ws
 expect 0 '"ok": true' kill --tag $tag --json
 expect 125 'no sandbox' exec "$id" -- true
 expect 125 '"code": "sandbox_not_found"' exec --json "$id" -- true
+# The first token would close the daemon for every other test, so only refusals are tried here.
+expect 1 'first token must have the role admin' token create cli-user --role use
+expect 0 '^NAME +OWNER +ROLE' token ls
+expect 1 'no token cli-user' token revoke cli-user
 expect 0 'nothing to remove|WHAT' cleanup
 expect 0 'fail=0' doctor
 

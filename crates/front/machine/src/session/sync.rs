@@ -39,7 +39,7 @@ struct Program {
     hash: String,
 }
 
-/// Size and times of a file: if they are equal, the content is taken to be equal.
+/// Identity, size and time of a file: if they are equal, the content is taken to be equal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
     device: u64,

@@ -16,12 +16,11 @@ pub enum CounterKind {
     Gauge,
 }
 
-/// One counter.
+/// The description of a counter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CounterInfo {
     /// The devices that have it, without their number.
     pub devices: &'static [&'static str],
-    /// Its name.
     pub name: &'static str,
     /// Whether it only grows.
     pub kind: CounterKind,
@@ -32,13 +31,11 @@ pub struct CounterInfo {
 /// The value of a counter of [`COUNTERS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownCounter {
-    /// The counter.
     pub info: &'static CounterInfo,
     /// The device, without its number.
     pub device: &'static str,
     /// The number of a disk.
     pub number: Option<u8>,
-    /// The value.
     pub value: u64,
 }
 

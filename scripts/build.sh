@@ -34,6 +34,6 @@ build_both() {
 }
 
 run build_both
-# The tests of the agent leave a dynamically linked one here, and somebody may be reading it: replace it in one step.
+# The tests of the agent leave a dynamically linked one here, and a running test may read it: replace it in one step.
 cp "$static_agent" "$bin/.forkd-agent.$$"
 mv "$bin/.forkd-agent.$$" "$bin/forkd-agent"

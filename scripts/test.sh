@@ -10,7 +10,7 @@ work=$(mktemp -d)
 at_end 'rm -rf "$work"'
 export FORKD_PARTS=$work/parts
 
-# A test whose facility is missing fails, unless it is left out here, for everybody to see.
+# A test whose facility is missing fails, unless it is left out here, which the output shows.
 leave_out() {
     say "    this host has no $1: its tests are left out"
     FORKD_TEST_WITHOUT="${FORKD_TEST_WITHOUT:-} $1"

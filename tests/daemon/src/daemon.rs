@@ -189,7 +189,7 @@ impl Daemon {
             .arg(socket(self.home.path()))
             .arg("--spawn-program")
             .arg(bin.join("forkd-spawn"))
-            // Shells that nobody asked for would claim faults.
+            // Shells of the pool would claim faults that are meant for the VMMs of the test.
             .args(["--pool", "0", "--reserve-mib", "0"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())

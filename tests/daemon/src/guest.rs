@@ -12,7 +12,6 @@ use futures::TryStreamExt;
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     client: Client,
-    /// Its id.
     pub id: String,
 }
 

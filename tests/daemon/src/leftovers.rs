@@ -1,4 +1,4 @@
-//! What a daemon leaves on its host.
+//! Files and processes that a daemon leaves on its host.
 
 use std::path::{Path, PathBuf};
 

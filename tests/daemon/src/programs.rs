@@ -12,7 +12,7 @@ const VMMS: &str = "FORKD_TEST_VMMS";
 pub enum Vmms {
     /// Without KVM; faults can be injected.
     Fake,
-    /// `forkd-vmm`.
+    /// The program `forkd-vmm`.
     Real,
 }
 

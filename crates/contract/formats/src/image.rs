@@ -28,7 +28,7 @@ pub enum ImageRecordError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageRecord {
-    /// [`SCHEMA`].
+    /// The version of the form, [`SCHEMA`].
     pub schema: u32,
     pub name: String,
     /// A sentence for people.
@@ -81,7 +81,7 @@ pub struct PackageRecord {
 pub enum ImageSource {
     /// Packages of Debian.
     Debian {
-        /// The release.
+        /// The release of Debian.
         suite: String,
         /// The packages that were there before those of the recipe.
         variant: Variant,

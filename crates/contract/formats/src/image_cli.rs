@@ -22,7 +22,7 @@ pub enum AnswerError {
 /// The result of a command together with the version of its form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer<T> {
-    /// [`FORMAT`].
+    /// The version of the form, [`FORMAT`].
     pub format: u32,
     #[serde(flatten)]
     pub made: T,
@@ -51,7 +51,7 @@ pub fn parse<T: DeserializeOwned>(output: &[u8]) -> Result<T, AnswerError> {
     Ok(answer.made)
 }
 
-/// `forkd-image kernel`
+/// The result of `forkd-image kernel`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelMade {
     pub folder: PathBuf,
@@ -66,7 +66,7 @@ pub struct KernelMade {
     pub record: Option<PathBuf>,
 }
 
-/// `forkd-image initramfs`
+/// The result of `forkd-image initramfs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitramfsMade {
     pub initramfs: PathBuf,
@@ -75,11 +75,11 @@ pub struct InitramfsMade {
     pub agent: PathBuf,
 }
 
-/// `forkd-image build`
+/// The result of `forkd-image build`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageMade {
     pub disk: PathBuf,
-    /// An [`crate::image::ImageRecord`].
+    /// The file with the [`crate::image::ImageRecord`].
     pub record: PathBuf,
     pub name: String,
     /// Digest of the disk.
@@ -88,7 +88,7 @@ pub struct ImageMade {
     pub packages: usize,
 }
 
-/// `forkd-image install`
+/// The result of `forkd-image install`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageInstalled {
     pub image: PathBuf,
@@ -97,7 +97,7 @@ pub struct ImageInstalled {
     pub name: String,
 }
 
-/// `forkd-image machine`
+/// The result of `forkd-image machine`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineMade {
     pub folder: PathBuf,

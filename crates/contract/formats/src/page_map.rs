@@ -29,7 +29,6 @@ pub struct Extent {
     pub first: u32,
     /// How many pages.
     pub count: u32,
-    /// Which layer.
     pub layer: u32,
     /// The first page in the layer.
     pub layer_first: u32,
@@ -73,10 +72,7 @@ pub enum PageMapError {
     Checksum,
     /// An extent is empty, out of order, out of range or names a layer that is not there.
     #[error("extent {number} of the page map is out of order or out of range")]
-    Extent {
-        /// Which.
-        number: usize,
-    },
+    Extent { number: usize },
     /// There are too many extents or layers.
     #[error("the page map has {extents} extents over {layers} layers, more than the limit")]
     TooLarge {
@@ -212,7 +208,6 @@ impl PageMap {
         Self::new(self.pages, layer + 1, out)
     }
 
-    /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + self.extents.len() * EXTENT + 4);
         bytes.extend_from_slice(MAGIC);
@@ -281,7 +276,7 @@ fn number(bytes: &[u8], at: usize) -> Result<u32, PageMapError> {
         .ok_or(PageMapError::Length)
 }
 
-/// What is left of an extent on both sides of `start..end`.
+/// The parts of an extent that lie before and after `start..end`.
 fn split_around(extent: Extent, start: u64, end: u64) -> (Option<Extent>, Option<Extent>) {
     let first = u64::from(extent.first);
     let before = (first < start).then(|| Extent {

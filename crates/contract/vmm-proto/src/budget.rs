@@ -1,7 +1,7 @@
 //! How many descriptors the messages of the protocol need.
 //!
-//! A restore is the largest message: one descriptor for each layer of memory and of each disk. Whoever adds layers to a
-//! snapshot keeps to these numbers, so that no snapshot is made that cannot be restored.
+//! A restore is the largest message: one descriptor for each layer of memory and of each disk. Code that adds layers to
+//! a snapshot keeps to these numbers, so that no snapshot is made that cannot be restored.
 
 use crate::{MAX_DISKS, MAX_LAYERS};
 

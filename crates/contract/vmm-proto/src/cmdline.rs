@@ -1,7 +1,7 @@
-//! What we tell a Linux guest.
+//! The kernel command line of a Linux guest.
 
 /// The command line for a Linux guest on this machine, without what is the image's own business (`root=`,
-/// `init=`). The VMM adds nothing to what it is given, so whoever boots a guest starts from this.
+/// `init=`). The VMM adds nothing to the command line that it is given, so every boot starts from this one.
 ///
 /// - `console=ttyS0 quiet`: the serial port is the only console, and every byte on it costs an exit.
 /// - `reboot=a panic=-1`: a reboot goes through the reset register, and a panic ends the machine at once.

@@ -1,4 +1,7 @@
-//! What the controller asks, and what the VMM answers.
+//! Commands of the controller and replies of the VMM.
+//!
+//! The controller sends a [`Request`]; the VMM answers each with exactly one [`ResponseTo`] of the same number.
+//! [`VmmError`] states how a failed command leaves the VM.
 
 use forkd_types::Engine;
 use serde::{Deserialize, Serialize};
@@ -14,11 +17,10 @@ use crate::{
 pub struct Request {
     /// Chosen by the controller; any value.
     pub seq: u64,
-    /// What to do.
     pub command: Command,
 }
 
-/// What the controller can ask for.
+/// A command of the controller to the VMM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
     /// The first message on a connection.
@@ -44,15 +46,11 @@ pub enum Command {
     /// Go back to a checkpoint. Connections of the guest are reset; it finds a new generation id.
     Rollback(RollbackSpec),
     /// Forget a checkpoint.
-    DropCheckpoint {
-        /// Which.
-        id: u64,
-    },
+    DropCheckpoint { id: u64 },
     /// Take one layer that reads the same in place of all layers that lie below the one a disk writes to.
     MergedLayer {
         /// Which of the writable disks, in slot order.
         disk: u8,
-        /// The layer.
         layer: FdIndex,
     },
     /// Exchange the back end of the network device, of a VM that runs or is paused. Frames that the guest has queued go
@@ -71,7 +69,7 @@ pub enum Command {
     /// Write down which pages the guest has touched since boot or restore, for
     /// [`RestoreSpec::prefault`].
     WorkingSet {
-        /// Where to.
+        /// The file that the pages are written to.
         output: FdIndex,
     },
     /// End the VMM process now.
@@ -87,14 +85,13 @@ pub enum Command {
 pub struct ResponseTo {
     /// The number of the request.
     pub seq: u64,
-    /// What came of it.
     pub result: Result<Reply, VmmError>,
 }
 
-/// What came of a command.
+/// The result of a command that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// To `Hello`.
+    /// Reply to `Hello`.
     Hello {
         /// The version the VMM speaks.
         version: u32,
@@ -107,23 +104,22 @@ pub enum Reply {
     },
     /// Done; there is nothing to say.
     Done,
-    /// To `Status`.
+    /// Reply to `Status`.
     Status(Status),
-    /// To `Counters`.
+    /// Reply to `Counters`.
     Counters(Counters),
     /// To `Cut`, once everything is written. [`crate::Event::CutTaken`] comes before it, as soon as the
     /// instant is captured.
     Cut(CutReport),
     /// To `Checkpoint`, once its memory is kept. [`crate::Event::CutTaken`] comes before it unless nothing has changed.
     Checkpoint(CheckpointReport),
-    /// To `Rollback`.
+    /// Reply to `Rollback`.
     Rollback(RollbackReport),
 }
 
 /// Where a VM is in its life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// The phase.
     pub phase: VmmPhase,
     /// The shape, once prepared.
     pub shape: Option<Shape>,
@@ -163,13 +159,12 @@ pub enum VmmPhase {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]
 pub struct VmmError {
-    /// What a program can act on.
     pub code: VmmErrorCode,
     /// The chain of causes, for people.
     pub message: String,
 }
 
-/// What a program can act on.
+/// The kind of failure, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum VmmErrorCode {
     /// The command does not fit the phase.
@@ -184,7 +179,7 @@ pub enum VmmErrorCode {
     BadSnapshot,
     /// The snapshot is whole but this host or shape cannot run it.
     Incompatible,
-    /// KVM refused.
+    /// KVM refused a request.
     Kvm,
     /// Memory could not be had.
     Memory,

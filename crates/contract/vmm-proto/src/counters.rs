@@ -16,7 +16,7 @@ pub enum CounterKind {
     Gauge,
 }
 
-/// Description of a counter.
+/// The description of a counter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CounterInfo {
     /// The devices that have it, without their number.

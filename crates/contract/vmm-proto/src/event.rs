@@ -1,10 +1,10 @@
-//! What the VMM says unasked.
+//! Messages that the VMM sends without a request.
 
 use serde::{Deserialize, Serialize};
 
 use crate::DeviceSlot;
 
-/// Something happened.
+/// A change in the VM that the VMM reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// The agent in the guest has connected to [`crate::READY_PORT`], or a guest without sockets has
@@ -26,16 +26,12 @@ pub enum Event {
     },
     /// A device met input it cannot work with and stands still until the driver resets it.
     DeviceFailed {
-        /// Which one.
         device: DeviceSlot,
-        /// What it met.
+        /// The invalid input, for people.
         reason: String,
     },
     /// The VM has ended; the process is about to exit with the matching [`ExitCode`].
-    Stopped {
-        /// Why.
-        cause: StopCause,
-    },
+    Stopped { cause: StopCause },
 }
 
 /// Why a VM ended.
@@ -66,7 +62,7 @@ pub enum ExitCode {
     GuestPanic = 11,
     /// A vCPU could not go on.
     VcpuFailed = 12,
-    /// The control socket closed: nobody can ask for anything any more.
+    /// The control socket closed: no controller can send a command any more.
     ControlLost = 20,
     /// The command line or an inherited descriptor is wrong.
     BadStart = 21,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A flag with a bit of its own, 0 to 31.
 pub trait Flag: Copy + fmt::Debug + 'static {
-    /// Every flag.
+    /// Every flag of the set.
     const ALL: &'static [Self];
 
     /// The position of the flag's bit. It never changes its meaning.

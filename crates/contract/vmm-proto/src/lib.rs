@@ -1,4 +1,4 @@
-//! What the controller and a VMM process say to each other.
+//! The protocol between the controller and a VMM process.
 //!
 //! The two share one `SOCK_SEQPACKET` Unix socket: a packet is one message, encoded with postcard, and
 //! the descriptors a message speaks of travel with it as `SCM_RIGHTS`. A message names a descriptor by

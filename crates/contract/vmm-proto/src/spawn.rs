@@ -1,4 +1,4 @@
-//! What the controller and `forkd-spawn` say to each other.
+//! The protocol between the controller and `forkd-spawn`.
 //!
 //! `forkd-spawn` starts VMM processes, keeps a pool of prepared shells and hands out their control
 //! sockets. It keeps a copy of every socket it hands out: a controller that dies and comes back asks for
@@ -27,11 +27,10 @@ pub const MAX_POOL: u32 = 2048;
 pub struct SpawnRequest {
     /// Chosen by the controller; any value.
     pub seq: u64,
-    /// What to do.
     pub command: SpawnCommand,
 }
 
-/// What the controller can ask of `forkd-spawn`.
+/// A command of the controller to `forkd-spawn`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpawnCommand {
     /// The first message on a connection.
@@ -40,15 +39,9 @@ pub enum SpawnCommand {
         version: u32,
     },
     /// Keep this many shells of a shape ready; 0 lets the pool run dry.
-    SetPool {
-        /// Which shells.
-        shape: Shape,
-        /// How many.
-        depth: u32,
-    },
+    SetPool { shape: Shape, depth: u32 },
     /// Hand out one shell for each id, from the pool where it has one, newly made where not.
     Take {
-        /// Which shells.
         shape: Shape,
         /// Who they are for; at most [`MAX_BATCH`].
         ids: Vec<SandboxId>,
@@ -59,7 +52,6 @@ pub enum SpawnCommand {
     },
     /// Replace the limits of a live VM.
     SetLimits {
-        /// The VM.
         id: SandboxId,
         /// The new limits; a missing value lifts the limit.
         limits: Limits,
@@ -71,39 +63,33 @@ pub enum SpawnCommand {
     },
     /// End a VM with `SIGKILL`: its VMM and everything in its cgroup. Answered when all of it has ended and the id is
     /// free again.
-    Kill {
-        /// Whose.
-        id: SandboxId,
-    },
+    Kill { id: SandboxId },
     /// Ask how the pools stand.
     Status,
 }
 
-/// What `forkd-spawn` sends.
+/// A message from `forkd-spawn`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromSpawn {
     /// The answer to the request of this number.
     Response {
         /// The number of the request.
         seq: u64,
-        /// What came of it.
         result: Result<SpawnReply, SpawnError>,
     },
     /// A VMM that was handed out has ended.
     Exited {
-        /// Whose.
         id: SandboxId,
         /// Its process id, now free.
         pid: u32,
-        /// How.
         how: HowEnded,
     },
 }
 
-/// What came of a command.
+/// The result of a command that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpawnReply {
-    /// To `Hello`.
+    /// Reply to `Hello`.
     Hello {
         /// The version `forkd-spawn` speaks.
         version: u32,
@@ -123,7 +109,7 @@ pub enum SpawnReply {
         /// There are more; ask again after the last id.
         more: bool,
     },
-    /// To `Status`.
+    /// Reply to `Status`.
     Status(SpawnStatus),
 }
 
@@ -134,7 +120,6 @@ pub struct Vm {
     pub id: SandboxId,
     /// Its process id.
     pub pid: u32,
-    /// What it was built as.
     pub shape: Shape,
     /// The abilities that its VMM announced.
     pub capabilities: Capabilities,
@@ -162,10 +147,9 @@ pub struct SpawnStatus {
     pub shells_lost: u64,
 }
 
-/// One pool.
+/// The state of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStatus {
-    /// Which shells.
     pub shape: Shape,
     /// How many there should be.
     pub depth: u32,
@@ -192,33 +176,20 @@ pub enum SpawnError {
     /// A number is out of range.
     #[error("{what} is out of range: {value}, at most {limit}")]
     OutOfRange {
-        /// Which one.
+        /// The name of the number.
         what: String,
-        /// What it was.
         value: u64,
-        /// What it may be.
         limit: u64,
     },
     /// The id is already in use by a VM that lives.
     #[error("{id} is already taken")]
-    Duplicate {
-        /// The id.
-        id: SandboxId,
-    },
+    Duplicate { id: SandboxId },
     /// No VM of that id lives.
     #[error("there is no VM {id}")]
-    Unknown {
-        /// The id.
-        id: SandboxId,
-    },
+    Unknown { id: SandboxId },
     /// A wall that the command asks for cannot be had.
     #[error("{wall} cannot be had on this host: {reason}")]
-    NoWall {
-        /// The wall.
-        wall: String,
-        /// Why.
-        reason: String,
-    },
+    NoWall { wall: String, reason: String },
     /// The shape asks for an engine that this host does not run.
     #[error("this host runs VMs with the engine {have}, not {wanted}")]
     OtherEngine {
@@ -230,7 +201,7 @@ pub enum SpawnError {
     /// A shell could not be made.
     #[error("no shell could be made: {reason}")]
     ShellFailed {
-        /// What the VMM or the kernel said.
+        /// The message of the VMM or the kernel.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a VM is made of, as the controller describes it.
+//! The parts of a VM, as the controller describes them to the VMM, and the reports of cuts, checkpoints and roll-backs.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub const MAX_MEMORY_MIB: u32 = 64 * 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FdIndex(pub u8);
 
-/// What has to be known before a VM is needed: everything a shell is built from.
+/// Everything a shell is built from. It must be known before the VM is needed.
 ///
 /// All virtio slots exist in every shell, at fixed addresses with their doorbells registered; a slot
 /// that the later boot or restore does not fill shows the guest "no device".
@@ -26,7 +26,6 @@ pub struct FdIndex(pub u8);
 pub struct Shape {
     /// The engine that builds and runs the VM.
     pub engine: Engine,
-    /// Guest memory.
     pub memory: MiB,
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
@@ -92,7 +91,6 @@ pub struct BootSpec {
     pub net: NetSpec,
     /// Hardware address of the network device. It is part of the state that a cut writes.
     pub mac: [u8; 6],
-    /// Socket device.
     pub vsock: VsockSpec,
     /// Where the guest's serial output goes.
     pub console: ConsoleSpec,
@@ -113,7 +111,6 @@ pub struct RestoreSpec {
     pub disks: Vec<DiskSpec>,
     /// Network device; every VM has one. It keeps the hardware address of the state.
     pub net: NetSpec,
-    /// Socket device.
     pub vsock: VsockSpec,
     /// Where the guest's serial output goes.
     pub console: ConsoleSpec,
@@ -146,16 +143,16 @@ pub enum PageIndex {
     File(FdIndex),
 }
 
-/// One disk.
+/// A disk of the VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpec {
     /// A raw image, shared and never written, unless it is the only layer and `read_only` is false.
     pub base: FdIndex,
     /// Thin layers over it, oldest first. Only the last is written.
     pub layers: Vec<FdIndex>,
-    /// Refuse writes.
+    /// The guest cannot write.
     pub read_only: bool,
-    /// What the guest sees as the serial number, at most 20 bytes of ASCII.
+    /// The serial number that the guest sees, at most 20 bytes of ASCII.
     pub serial: String,
     /// Limits on bytes and operations.
     pub rate: RateLimit,
@@ -278,7 +275,7 @@ pub struct CheckpointSpec {
     pub new_layers: Vec<FdIndex>,
 }
 
-/// What a checkpoint did.
+/// The result of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointReport {
     /// Its number, never 0.
@@ -291,7 +288,6 @@ pub struct CheckpointReport {
     pub layers_taken: Vec<bool>,
     /// From the first vCPU stopped to the last one running again, in microseconds.
     pub pause_us: u64,
-    /// Pages kept.
     pub pages_written: u64,
     /// From the command to everything kept, in microseconds.
     pub total_us: u64,
@@ -308,18 +304,17 @@ pub struct RollbackSpec {
     pub generation: [u8; 16],
 }
 
-/// What a roll-back did.
+/// The result of a roll-back.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollbackReport {
     /// From the first vCPU stopped to the last one running again, in microseconds.
     pub pause_us: u64,
-    /// What that was spent on.
     pub parts: PauseParts,
     /// Pages that were put back, by copying or by dropping what had changed.
     pub pages: u64,
 }
 
-/// What a pause was spent on, in microseconds.
+/// The parts of a pause, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PauseParts {
     /// Until vCPUs and devices stood still.
@@ -336,14 +331,13 @@ pub struct PauseParts {
     pub start_us: u64,
 }
 
-/// What a cut did.
+/// The result of a cut.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutReport {
     /// The image that the cut is, for [`CutExtent::Since`]; never [`ImageId::START`].
     pub image: ImageId,
     /// From the first vCPU stopped to the last one running again, in microseconds.
     pub pause_us: u64,
-    /// What that was spent on.
     pub parts: PauseParts,
     /// Pages written to the memory file.
     pub pages_written: u64,
@@ -358,21 +352,16 @@ pub struct CutReport {
 /// A device as events and counters name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DeviceSlot {
-    /// Entropy.
     Rng,
-    /// Memory balloon.
     Balloon,
-    /// Sockets.
     Vsock,
-    /// Network.
     Net,
     /// Disk by slot.
     Disk(u8),
-    /// Serial console.
     Console,
 }
 
-/// What the VMM has counted since it started. Plain numbers by name, so that a new counter is not a new
+/// Counters of the VMM since its start. Plain numbers by name, so that a new counter is not a new
 /// protocol.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters(pub Vec<(String, u64)>);

@@ -8,12 +8,10 @@ use crate::{Event, ResponseTo};
 /// The largest packet either side sends or takes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 
-/// What the VMM sends.
+/// A message from the VMM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromVmm {
-    /// An answer.
     Response(ResponseTo),
-    /// Something happened.
     Event(Event),
 }
 
@@ -22,19 +20,13 @@ pub enum FromVmm {
 pub enum WireError {
     /// The packet is larger than any message.
     #[error("a message of {len} bytes is over the limit of {MAX_MESSAGE}")]
-    TooLarge {
-        /// Its size.
-        len: usize,
-    },
+    TooLarge { len: usize },
     /// The bytes do not decode.
     #[error("the packet does not decode as a message")]
     Malformed(#[source] postcard::Error),
     /// Bytes were left over.
     #[error("{left} bytes are left over after the message")]
-    Trailing {
-        /// How many.
-        left: usize,
-    },
+    Trailing { left: usize },
 }
 
 /// Encodes a message.

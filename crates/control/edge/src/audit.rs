@@ -9,8 +9,8 @@
 //!   count is written as one line when the window is over.
 //! - A line that could not be written does not advance the chain: the next line names the last one that is in the file.
 //!
-//! The digests are not keyed. They show lost lines, edits and reordering by anybody who does not write the rest of the file
-//! anew; root and the daemon's user can do that. To detect it, compare with an anchor kept elsewhere: the daemon writes
+//! The digests are not keyed. They show lost lines, edits and reordering, unless the rest of the file was written anew:
+//! root and the daemon's user can do that. To detect it, compare with an anchor kept elsewhere: the daemon writes
 //! the digest of the last line ([`Audit::head`]) to its own log at every rotation, every hour and at the stop.
 
 use std::collections::HashMap;
@@ -48,10 +48,9 @@ pub struct Line {
     pub method: String,
     /// Without the query.
     pub path: String,
-    /// HTTP status.
     pub status: u16,
     pub latency_us: u64,
-    /// User agent.
+    /// The `User-Agent` header.
     pub ua: String,
     /// As in the header `x-request-id` of the response.
     pub request_id: String,

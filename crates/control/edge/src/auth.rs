@@ -41,7 +41,6 @@ pub struct Actor {
     pub name: String,
     /// Who owns what the request makes.
     pub owner: String,
-    /// What the request may do.
     pub role: Role,
 }
 
@@ -110,7 +109,6 @@ pub fn is_free_name(text: &str) -> bool {
 pub struct Token {
     /// Whose requests carry it.
     pub actor: Actor,
-    /// Its digest.
     pub hash: TokenHash,
 }
 

@@ -15,7 +15,7 @@ pub struct EdgeConfig {
     pub audit_log: Option<PathBuf>,
     /// Limits on the files of the audit log.
     pub audit_limits: AuditLimits,
-    /// Tokens; anybody who reaches the socket may do everything if none.
+    /// The token file. Without one, every client that reaches the socket may do everything.
     pub token_file: Option<PathBuf>,
     /// TLS for TCP.
     pub tls: Option<TlsFiles>,

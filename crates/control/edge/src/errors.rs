@@ -79,14 +79,13 @@ impl Failure {
         self
     }
 
-    /// With advice.
+    /// Adds advice for the user.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.body.hint = Some(hint.into());
         self
     }
 
-    /// The body.
     pub fn into_body(self) -> ErrorBody {
         self.body
     }

@@ -191,7 +191,7 @@ async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String,
         .unwrap_or_default())
 }
 
-/// The query.
+/// The query string, parsed into `T`.
 #[derive(Debug)]
 pub struct Params<T>(pub T);
 

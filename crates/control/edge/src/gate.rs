@@ -61,7 +61,7 @@ const ADMIN_ROUTES: &[&str] = &[routes::TOKENS, routes::TOKEN, routes::STORE_FSC
 /// Limits on requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// All requests.
+    /// Requests of all owners.
     pub total: usize,
     /// Requests of one owner.
     pub per_owner: usize,
@@ -72,7 +72,6 @@ pub struct RequestLimits {
 /// State of the gate.
 #[derive(Debug, Clone)]
 pub struct Gate {
-    /// Known tokens.
     pub auth: Arc<Auth>,
     /// The audit log.
     pub audit: Arc<Audit>,

@@ -73,7 +73,6 @@ const BACKLOG: i32 = 1024;
 /// Where to listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddr {
-    /// TCP.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
@@ -82,9 +81,9 @@ pub enum ListenAddr {
 /// A certificate and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// PEM chain.
+    /// Certificate chain in PEM.
     pub cert: PathBuf,
-    /// PEM key.
+    /// Private key in PEM.
     pub key: PathBuf,
 }
 
@@ -168,7 +167,6 @@ fn peer_key(address: IpAddr) -> IpAddr {
 /// A bound socket.
 #[derive(Debug)]
 pub enum Bound {
-    /// TCP.
     Tcp(TcpListener),
     /// A Unix socket.
     Unix(UnixListener),
@@ -292,7 +290,7 @@ pub struct ConnectionSlot {
     _held: Arc<(OwnedSemaphorePermit, Option<PeerSlot>)>,
 }
 
-/// Serves connections.
+/// Accepts connections and serves the router on them.
 #[derive(Debug, Clone)]
 pub struct Server {
     router: Router,
@@ -473,7 +471,7 @@ fn unix_peer(uid: Option<u32>) -> Peer {
     }
 }
 
-/// What happens on a connection, for its deadlines. The module comment has the states.
+/// The activity of a connection, for its deadlines. The module comment has the states.
 #[derive(Debug)]
 struct Activity {
     state: Mutex<State>,

@@ -16,7 +16,7 @@ use serde::Serialize;
 pub enum Framing {
     /// One JSON object a line.
     Lines,
-    /// Server-sent events.
+    /// Server-sent events (`text/event-stream`).
     Events,
 }
 

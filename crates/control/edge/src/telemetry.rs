@@ -34,7 +34,7 @@ const MAX_STATE: usize = 512;
 pub struct Collector {
     /// The URL that takes OTLP over HTTP.
     pub traces: String,
-    /// What the daemon is called there.
+    /// The name of the daemon in its traces.
     pub service: String,
 }
 
@@ -87,7 +87,7 @@ impl Export {
         Ok(Self(provider))
     }
 
-    /// What a subscriber needs to hand spans over.
+    /// The layer by which a subscriber sends its spans to the collector.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span> + Send + Sync,

@@ -1,4 +1,7 @@
-//! Limits for calls to agents. A guest is not trusted to answer, and its owner must not hold memory of everybody.
+//! Limits for calls to agents.
+//!
+//! A guest is not trusted to answer in time or in size: each kind of call has a deadline, and the answers of all guests
+//! share one memory budget, so that guests cannot use up the memory of the daemon.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -9,7 +12,7 @@ use forkd_agent_client::{Budget, Deadline};
 const ANSWER: Duration = Duration::from_secs(30);
 /// The start of a program, of a transfer or of a watch. A busy guest may have to read the program from its disk.
 const START: Duration = Duration::from_secs(60);
-/// A ping.
+/// A ping of the agent.
 const PING: Duration = Duration::from_secs(5);
 /// A new identity, with its hooks. The agent gives an interpreter two minutes.
 const IDENTITY: Duration = Duration::from_secs(300);

@@ -22,26 +22,23 @@ use crate::sandbox::{Registry, SandboxHandle};
 use crate::state::{Db, SandboxRecord};
 use crate::touched::Touched;
 
-/// The daemon.
+/// The state of the daemon that every request shares.
 #[derive(Debug)]
 pub struct App {
-    /// What it was told.
     pub config: Config,
     /// State that survives a restart.
     pub db: Db,
-    /// Snapshots.
+    /// The store of snapshots.
     pub store: Store,
     /// Where VMM processes come from.
     pub launcher: Launcher,
     /// Where the files of VMs go.
     pub dirs: Dirs,
-    /// Live sandboxes.
     pub sandboxes: Registry,
     /// Tags that are being written.
     pub writing: WritingTags,
     /// Pages that children touch first.
     pub touched: Touched,
-    /// What happened.
     pub events: Events,
     /// Every limit, and what is reserved under it.
     pub limits: Limits,
@@ -174,8 +171,8 @@ impl App {
         Ok(())
     }
 
-    /// Writes down what has happened to a sandbox already, and says whether that worked: nobody can be told of a
-    /// failure, so the log is.
+    /// Stores a change that has already happened to a sandbox, and returns whether that succeeded. A
+    /// failure cannot be reported to a client, so it goes to the log.
     pub async fn write_down(&self, record: SandboxRecord) -> bool {
         let id = record.id.clone();
         let written = self.db.put_sandboxes(vec![record]).await;

@@ -1,4 +1,4 @@
-//! Wall-clock time.
+//! Wall-clock time as the API and the database store it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

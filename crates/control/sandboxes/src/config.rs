@@ -8,13 +8,13 @@ use std::time::Duration;
 pub struct Config {
     /// Everything that is kept.
     pub data_dir: PathBuf,
-    /// Sockets.
+    /// Directory of the sockets.
     pub run_dir: PathBuf,
     /// The state database.
     pub state_file: PathBuf,
-    /// `forkd-spawn`.
+    /// Path of `forkd-spawn`.
     pub spawn_program: PathBuf,
-    /// `forkd-image`.
+    /// Path of `forkd-image`.
     pub image_program: PathBuf,
     /// Directories besides the data directory from which kernels and disks may be taken.
     pub allowed_paths: Vec<PathBuf>,

@@ -21,31 +21,22 @@ pub enum Error {
     /// The request cannot be carried out as it is, and the message says all there is to say.
     #[error("{message}")]
     Refused {
-        /// For programs.
         code: ErrorCode,
-        /// For people.
         message: String,
-        /// What to do about it.
+        /// Advice for the user.
         hint: Option<String>,
     },
     /// No sandbox of that id lives.
     #[error("there is no sandbox {id}")]
-    NoSandbox {
-        /// The id.
-        id: SandboxId,
-    },
+    NoSandbox { id: SandboxId },
     /// The snapshot is still being written.
     #[error("snapshot {tag} is still being written")]
-    StillWriting {
-        /// The tag.
-        tag: Tag,
-    },
+    StillWriting { tag: Tag },
     /// The store said no.
     #[error("{action}")]
     Store {
-        /// What was tried.
+        /// The failed step, as the message of this error.
         action: String,
-        /// What the store said.
         #[source]
         source: StoreError,
     },
@@ -55,25 +46,23 @@ pub enum Error {
     /// The VMM said no.
     #[error("{action}")]
     Vmm {
-        /// What was tried.
+        /// The failed step, as the message of this error.
         action: &'static str,
-        /// What the VMM said.
         #[source]
         source: VmmCallError,
     },
     /// The agent said no, or nothing.
     #[error("{action}")]
     Agent {
-        /// What was tried.
+        /// The failed step, as the message of this error.
         action: String,
-        /// What happened.
         #[source]
         source: ClientError,
     },
     /// Something took too long.
     #[error("{what} took longer than {seconds} s")]
     Timeout {
-        /// What.
+        /// The step that took too long.
         what: String,
         /// How long it may take.
         seconds: u64,
@@ -81,9 +70,8 @@ pub enum Error {
     /// The VM ended.
     #[error("sandbox {id} has ended: {how}")]
     Gone {
-        /// Which one.
         id: SandboxId,
-        /// How.
+        /// How the VM ended.
         how: String,
     },
     /// The database failed.
@@ -92,11 +80,10 @@ pub enum Error {
     /// A file or socket failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The verb of the message, such as "open".
         action: &'static str,
         /// With which path.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
@@ -178,7 +165,7 @@ impl Error {
         )
     }
 
-    /// What a program can act on.
+    /// The error code that clients act on.
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Refused { code, .. } => *code,
@@ -197,7 +184,7 @@ impl Error {
         }
     }
 
-    /// What to do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Refused { hint, .. } => hint.clone(),

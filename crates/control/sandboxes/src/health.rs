@@ -11,13 +11,13 @@ use tokio::sync::Mutex;
 use crate::app::App;
 use crate::error::chain;
 
-/// How long a result is used again. Anybody may ask for the health, so the cost must not grow with the questions.
+/// How long a result is reused. Every client may ask for the health, so the cost must not grow with the requests.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// A part that does not work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// For everybody: names the part and nothing of the host.
+    /// Shown to every client: names the part and nothing of the host.
     pub summary: &'static str,
     /// For the log and for administrators: causes, paths.
     pub detail: Option<String>,

@@ -220,7 +220,6 @@ impl Drop for VmSlot {
 /// A parent that is being built.
 #[derive(Debug)]
 pub struct BuildSlot {
-    /// Its VM.
     pub vm: VmSlot,
     _permit: OwnedSemaphorePermit,
 }

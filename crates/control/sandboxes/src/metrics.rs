@@ -55,7 +55,7 @@ async fn devices(app: &App) -> BTreeMap<(&'static str, &'static str), u64> {
     sums
 }
 
-/// Sets the gauges that are read when somebody scrapes, not when something changes.
+/// Sets the gauges that are read at each scrape, not at each change.
 pub async fn sample(app: &Arc<App>) {
     let cap = app.config.branch_concurrency;
     gauge!("forkd_snapshots_total").set(app.store.list().len() as f64);

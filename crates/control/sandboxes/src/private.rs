@@ -17,7 +17,7 @@ pub fn restrict_umask() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
-/// Makes a directory that nobody else may enter, or takes the rights of others away.
+/// Makes a directory that no other user may enter, or takes the rights of other users away.
 pub fn private_dir(dir: &Path) -> anyhow::Result<()> {
     restricted_dir(dir, 0o700)
 }

@@ -1,22 +1,21 @@
-//! What a process uses, as the kernel counts it.
+//! Memory and processor time of a process, as the kernel counts them.
 
 use std::fs;
 
 /// Ticks of `/proc/PID/stat` in a second; the kernel's interface fixes them.
 const TICKS: u64 = 100;
 
-/// What a process uses.
+/// Memory and processor time of a process.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory that nobody else has.
+    /// Memory that no other process maps.
     pub own_bytes: u64,
     /// Memory that others may have too.
     pub shared_bytes: u64,
-    /// Processor time.
     pub cpu_us: u64,
 }
 
-/// What a process uses; nothing for one that is gone.
+/// Reads the usage of a process; all zero for one that has ended.
 pub fn usage(pid: u32) -> Usage {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

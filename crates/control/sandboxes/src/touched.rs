@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::error::Error;
 use crate::launch::FdList;
 
-/// What is being written has this ending.
+/// Ending of a file that is being written.
 const UNFINISHED: &str = "new";
 /// The largest set that is kept, far above what a VMM writes.
 const MAX_BYTES: u64 = 1 << 20;

@@ -22,14 +22,13 @@ pub struct Client {
     pub greeted: bool,
 }
 
-/// What a look at the socket found.
+/// The result of one read from the socket.
 #[derive(Debug)]
 pub enum Received {
     /// Nothing more for now.
     Nothing,
     /// The controller is gone, or has said something that is no message.
     Closed,
-    /// A request.
     Message(SpawnRequest),
 }
 

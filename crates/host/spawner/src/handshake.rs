@@ -61,7 +61,7 @@ pub fn prepare(
     Ok(control.send(&encode(&request)?, &fds)?)
 }
 
-/// What a message from a VMM in the making leads to.
+/// The next step after a message from a VMM that is being started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progressed {
     /// Nothing to do yet.

@@ -54,7 +54,7 @@ struct Args {
 }
 
 fn main() -> anyhow::Result<()> {
-    // Sockets and logs are this user's alone, whatever the umask of whoever started the program.
+    // Sockets and logs are this user's alone, whatever umask the program inherited.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let args = Args::parse();
     let vmm = match args.vmm {
@@ -87,7 +87,7 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "forkd-spawn: {line}");
 }
 
-/// Listens on the path, taking the place of a socket that nobody listens on any more.
+/// Listens on the path, and replaces a socket that no process listens on any more.
 fn listen_on(path: &Path) -> anyhow::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)
         .with_context(|| format!("{} is no path for a socket", path.display()))?;

@@ -119,7 +119,7 @@ impl<S> Pools<S> {
         None
     }
 
-    /// A shell that was in the making went to somebody who waited for one.
+    /// A shell that was in the making went to a request that waited for one.
     pub fn diverted(&mut self, shape: &Shape) {
         if let Some(pool) = self.pools.get_mut(&shape.into()) {
             pool.making = pool.making.saturating_sub(1);
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(
             pools.made(&shape(128), 2),
             Some(2),
-            "nobody waits for it any more"
+            "the pool does not need it any more"
         );
         assert!(pools.status().is_empty());
     }

@@ -36,9 +36,7 @@ pub enum StartError {
     /// The program did not start.
     #[error("{} did not start", program.display())]
     Start {
-        /// The program.
         program: PathBuf,
-        /// What the system said.
         #[source]
         source: std::io::Error,
     },
@@ -143,7 +141,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// A process nobody holds any more must not live on.
+    /// A process without an owner must not live on.
     fn drop(&mut self) {
         if self.reap().is_none() {
             self.kill();

@@ -43,7 +43,7 @@ const LOOK_AT_GRAVES: Duration = Duration::from_millis(5);
 /// Threads and processes of a VMM beside its vCPUs: control, devices, a writer, and some room.
 const THREADS: u32 = 16;
 
-/// What a program start is told.
+/// Settings from the command line.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The VMM program.
@@ -56,7 +56,7 @@ pub struct Settings {
     pub max_processes: usize,
 }
 
-/// What a number in an epoll event stands for.
+/// The meaning of the number in an epoll event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     Listener,

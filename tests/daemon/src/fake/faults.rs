@@ -78,7 +78,7 @@ impl Step {
     }
 }
 
-/// A fault.
+/// The way in which a step fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
     /// None: the VMM that claims this one is spared.

@@ -154,7 +154,7 @@ impl Session {
     fn strike(&self, step: Step) -> Result<(), VmmError> {
         match self.vm.arrive(step) {
             Fault::Garbage => {
-                // Whoever reads this takes the connection for broken.
+                // The reader treats the connection as broken.
                 let _ = self.vm.control().send(&GARBAGE, &[]);
                 Err(failed(io::Error::other("garbage was sent")))
             }
@@ -235,7 +235,7 @@ impl Session {
             PageIndex::Identity => PageMap::identity(self.memory_pages()?),
             PageIndex::File(index) => {
                 let mut bytes = Vec::new();
-                // The descriptor is shared with other children: its offset is nobody's.
+                // The descriptor is shared with other children, so its offset is undefined: read at fixed positions.
                 At(&fds.file(index)?, 0)
                     .read_to_end(&mut bytes)
                     .map_err(bad_snapshot)?;
@@ -424,7 +424,7 @@ impl Session {
     }
 }
 
-/// What follows an answer.
+/// The action after an answer.
 enum Then {
     Nothing,
     AgentReady,

@@ -6,7 +6,7 @@ use forkd_guest_proto::ExecRequest;
 
 use super::guest::Guest;
 
-/// What a program is.
+/// A program that a fake guest can run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Program {
     /// Prints, and ends with this code.
@@ -15,7 +15,6 @@ pub(super) enum Program {
     Cat(String),
     /// Writes text to a file.
     Write(String, String),
-    /// Waits.
     Sleep(Duration),
     /// Powers the guest off.
     PowerOff,

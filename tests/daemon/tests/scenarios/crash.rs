@@ -128,7 +128,7 @@ async fn a_roll_back_that_was_under_way_is_finished() {
     daemon.ends_clean().await;
 }
 
-/// What a worker was promised before the daemon died.
+/// Results that a worker was promised before the daemon died.
 #[derive(Debug, Default)]
 struct Promised {
     /// Ids, and the content of `/mark` where it is certain.

@@ -16,7 +16,7 @@ async fn lives(daemon: &Daemon, name: usize) {
     let tag = format!("client{name}");
     sandbox.branch(&tag, BranchMode::Live).await.unwrap();
     keep(daemon, &sandbox, "point").await.unwrap();
-    sandbox.write("/who", "somebody else").await.unwrap();
+    sandbox.write("/who", "another child").await.unwrap();
     go_back(daemon, &sandbox, "point").await.unwrap();
     let children: Vec<Sandbox> = sandbox.fork(2).await.unwrap();
     daemon.client().kill(&sandbox.id).await.unwrap();

@@ -1,4 +1,4 @@
-//! What the OpenAPI document says of refusals: every route lists each status it can answer and the codes that go with it.
+//! Refusals in the OpenAPI document: every route lists each status it can return and the error codes of that status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use forkd_edge::extract::MAX_BODY;
 
 use ErrorCode as C;
 
-/// What comes of asking the agent in a guest.
+/// Codes of a request to the agent in a guest.
 const AGENT: &[C] = &[
     C::InvalidRequest,
     C::Unsupported,
@@ -25,7 +25,7 @@ const AGENT: &[C] = &[
     C::AgentUnreachable,
     C::AgentFailed,
 ];
-/// What comes of asking a sandbox's owner.
+/// Codes of a request to a sandbox's owner.
 const OWNER: &[C] = &[
     C::WrongState,
     C::SandboxGone,
@@ -36,9 +36,9 @@ const OWNER: &[C] = &[
     C::LimitReached,
     C::LaunchFailed,
 ];
-/// What comes of writing a snapshot.
+/// Codes of writing a snapshot.
 const CUT: &[C] = &[C::AlreadyExists, C::SnapshotBroken, C::InvalidName];
-/// What comes of starting VMs.
+/// Codes of starting VMs.
 const LAUNCH: &[C] = &[
     C::ShuttingDown,
     C::LimitReached,
@@ -52,7 +52,7 @@ const LAUNCH: &[C] = &[
     C::SnapshotBroken,
     C::Unsupported,
 ];
-/// What comes of starting from a tag.
+/// Codes of starting from a tag.
 const FROM_TAG: &[C] = &[C::InvalidName, C::SnapshotNotFound, C::SnapshotNotReady];
 const IDEMPOTENT: &[C] = &[C::InvalidRequest, C::IdempotencyMismatch, C::Busy];
 
@@ -119,7 +119,7 @@ fn codes(method: &str, path: &str, operation: &Operation) -> BTreeSet<C> {
     codes
 }
 
-/// What a route can be refused with beside what its form says.
+/// Codes that a route can return besides those that follow from its form.
 fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
     match (method, path) {
         ("post", routes::SNAPSHOTS) => &[

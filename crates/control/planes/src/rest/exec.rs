@@ -177,7 +177,7 @@ pub fn not_started(
     }
 }
 
-/// What a command does is not in it: arguments and environments hold secrets.
+/// The span has no arguments and no environment of the command: both may hold secrets.
 fn span(what: &str, id: &SandboxId) -> tracing::Span {
     tracing::info_span!(target: TARGET, "guest", otel.name = what, forkd.sandbox = %id)
 }
@@ -251,7 +251,7 @@ async fn follow(
     }
 }
 
-/// What is sent in place of the output of a program that could not be run.
+/// The frames for a program that could not be run, in place of its output.
 pub fn unstarted(error: forkd_agent_client::Error, args: &[String]) -> Vec<ExecFrame> {
     match not_started(error, args) {
         Ok((exit_code, stderr)) => vec![
@@ -271,7 +271,7 @@ pub fn unstarted(error: forkd_agent_client::Error, args: &[String]) -> Vec<ExecF
     }
 }
 
-/// Sends what a process prints until it ends. When nobody reads any more, the process is dropped, which
+/// Sends the output of a process until it ends. When the receiver is gone, the process is dropped, which
 /// kills it, also if it prints nothing.
 pub async fn forward(
     exec: Exec,

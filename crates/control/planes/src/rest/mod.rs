@@ -31,7 +31,7 @@ use forkd_edge::tokens::Tokens;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::health;
 
-/// What the document says about itself.
+/// The OpenAPI document with its title and tags.
 #[derive(Debug, OpenApi)]
 #[openapi(
     info(

@@ -1,7 +1,7 @@
 //! The one place where ownership is enforced: extractors that yield an object only to those who may have it.
 //!
 //! A handler that takes one of these cannot reach the object of another owner; to others such an object does not exist, so
-//! the refusal is the same 404 as for a name that nobody has. The gate has checked the role before.
+//! the refusal is the same 404 as for a name that does not exist. The gate has checked the role before.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Sandboxes.
+//! Routes that create, list, change and delete sandboxes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

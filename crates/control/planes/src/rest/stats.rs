@@ -1,4 +1,4 @@
-//! What sandboxes use.
+//! The route that reports the memory and processor time of sandboxes.
 
 use std::sync::Arc;
 

@@ -65,7 +65,7 @@ struct Session {
     client: Client,
 }
 
-/// What to do next.
+/// The next item of either direction.
 enum Next {
     Output(Option<Output>),
     Input(Option<Message>),
@@ -122,7 +122,7 @@ impl Session {
         loop {
             tokio::select! {
                 done = &mut write => {
-                    // Input for a program that has ended is nobody's; its end is what comes next.
+                    // The write fails if the program has ended: ignore that, the end of the program arrives next.
                     let _ = done;
                     return Ok(());
                 }

@@ -1,4 +1,4 @@
-//! Workspaces.
+//! Routes that create, list, suspend, resume and delete workspaces.
 
 use std::sync::Arc;
 

@@ -24,7 +24,6 @@ pub struct Dirs {
 /// A disk that needs a new writable layer.
 #[derive(Debug, Clone, Copy)]
 pub struct NewDisk {
-    /// Which slot.
     pub slot: usize,
     /// Size of the disk in bytes.
     pub size: u64,
@@ -46,7 +45,6 @@ pub struct NewLayer {
 pub struct VmFiles {
     /// Its socket device.
     pub vsock: UnixListener,
-    /// Its console.
     pub console: File,
     /// New layers of writable disks, in the order of their slots.
     pub layers: Vec<NewLayer>,

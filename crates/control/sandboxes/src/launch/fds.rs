@@ -75,7 +75,7 @@ impl SnapshotFiles {
         })
     }
 
-    /// Nobody has recorded which pages children touch first.
+    /// No run has recorded yet which pages children touch first.
     pub fn lacks_touched(&self) -> bool {
         self.touched.is_none()
     }

@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A VM that runs or stands ready, and its control socket.
 #[derive(Debug)]
 pub struct StartedVm {
-    /// What `forkd-spawn` says of it.
+    /// The VM as `forkd-spawn` reports it.
     pub vm: Vm,
     /// The controller's end, for [`forkd_vmm_link::Vmm::new`].
     pub control: OwnedFd,

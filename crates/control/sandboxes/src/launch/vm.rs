@@ -17,7 +17,7 @@ use crate::error::Error;
 
 /// The context id of every guest: each VM has a socket device of its own, so they do not meet.
 const GUEST_CID: u32 = 3;
-/// What a guest may print in a second, after a burst.
+/// Rate at which a guest may print, after a burst.
 const CONSOLE_BYTES_PER_SECOND: u64 = 256 * 1024;
 /// The console file is cut off at this size.
 const CONSOLE_MAX_BYTES: u64 = 16 << 20;
@@ -49,7 +49,7 @@ pub fn shape(engine: Engine, memory_mib: u32, vcpus: u8, cpu: Cpu) -> Shape {
     }
 }
 
-/// What a cold boot starts from.
+/// Files and settings of a cold boot.
 #[derive(Debug)]
 pub struct BootInput {
     /// ELF or bzImage.
@@ -62,7 +62,7 @@ pub struct BootInput {
     pub base: File,
     /// The guest may not write.
     pub read_only: bool,
-    /// What the guest sees as the serial number.
+    /// The serial number that the guest sees.
     pub serial: String,
 }
 

@@ -71,7 +71,7 @@ impl TryFrom<BranchRequest> for Branch {
     }
 }
 
-/// What became of a branch.
+/// How far a branch has come when the caller gets its answer.
 #[derive(Debug)]
 pub enum Branched {
     /// It is durable.

@@ -103,7 +103,7 @@ pub fn merge_layers(app: &App, layers: &[BlobRef]) -> Result<Ingested, Error> {
         .map_err(Error::store("the merged disk layer could not be stored"))
 }
 
-/// Opens content.
+/// Opens a layer in the store.
 pub fn open_blob(app: &App, blob: &BlobRef) -> Result<File, Error> {
     app.store
         .open_blob(&blob.digest)

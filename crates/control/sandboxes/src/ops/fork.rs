@@ -15,13 +15,10 @@ use crate::sandbox::{CutMode, Destination, SourceSnapshot};
 /// A checked request for children of a running sandbox.
 #[derive(Debug, Clone)]
 pub struct Fork {
-    /// How many.
     pub count: usize,
-    /// Who asks.
     pub owner: String,
     /// When they are to be deleted.
     pub expires_at_unix: Option<u64>,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Freeze the user processes of the source for the cut.
     pub freeze: bool,

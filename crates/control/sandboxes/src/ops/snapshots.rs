@@ -295,7 +295,7 @@ pub async fn compact(
     info
 }
 
-/// What the store holds.
+/// Counts the content of the store.
 pub async fn usage(app: &Arc<App>) -> Result<StoreUsage, Error> {
     app.blocking(|app| {
         let usage = app

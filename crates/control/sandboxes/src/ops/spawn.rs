@@ -30,17 +30,14 @@ const REMOVED: Duration = Duration::from_secs(10);
 /// A checked request for children.
 #[derive(Debug, Clone)]
 pub struct CreateRequest {
-    /// What to start from.
+    /// The snapshot to start from.
     pub tag: Tag,
-    /// How many.
     pub count: usize,
-    /// Who asks.
     pub owner: String,
     /// When they are to be deleted.
     pub expires_at_unix: Option<u64>,
     /// Limit on host memory.
     pub memory_limit_mib: Option<u64>,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// The workspace it is for.
     pub workspace: Option<String>,
@@ -49,7 +46,7 @@ pub struct CreateRequest {
 }
 
 impl CreateRequest {
-    /// What each child may use of the host.
+    /// The host resources that each child may use.
     fn limits(&self) -> Limits {
         Limits {
             memory_bytes: self.memory_limit_mib.map(|mib| mib.saturating_mul(1 << 20)),

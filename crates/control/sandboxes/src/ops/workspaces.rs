@@ -60,11 +60,9 @@ impl Drop for HeldLock<'_> {
 /// A checked wish for a workspace.
 #[derive(Debug, Clone)]
 pub struct NewWorkspace {
-    /// Its name.
     pub name: Tag,
-    /// What to start from.
+    /// The snapshot to start from.
     pub tag: Tag,
-    /// Who asks.
     pub owner: String,
     /// Give it a network namespace of its own.
     pub per_child_netns: bool,
@@ -120,13 +118,11 @@ pub async fn owner(app: &Arc<App>, name: &Tag) -> Result<String, Error> {
     Ok(find(app, name).await?.owner)
 }
 
-/// Every workspace.
 pub async fn list(app: &Arc<App>) -> Result<Vec<WorkspaceInfo>, Error> {
     let records = app.db.workspaces().await?;
     Ok(records.iter().map(|record| info(app, record)).collect())
 }
 
-/// One workspace.
 pub async fn get(app: &Arc<App>, name: &Tag) -> Result<WorkspaceInfo, Error> {
     Ok(info(app, &find(app, name).await?))
 }
@@ -234,7 +230,7 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
 /// How many characters of a workspace's name are in its state tags.
 const SHOWN: usize = 40;
 
-/// What the state tags of a workspace begin with. Names that begin alike differ in the digest.
+/// The prefix of the state tags of a workspace. Names with the same beginning differ in the digest.
 fn state_prefix(name: &Tag) -> String {
     let shown: String = name.as_str().chars().take(SHOWN).collect();
     let digest = blake3::hash(name.as_str().as_bytes()).to_hex();
@@ -255,8 +251,8 @@ fn is_state_tag(name: &Tag, tag: &Tag) -> bool {
         .is_some_and(|rest| rest.len() == 8 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Removes states that a suspend wrote which did not come to its end. What was not cut from the workspace's sandbox is
-/// somebody else's, whatever its name.
+/// Removes states that an unfinished suspend wrote. A snapshot that was not cut from the workspace's sandbox belongs to
+/// the user, whatever its name.
 async fn remove_strays(app: &Arc<App>, record: &WorkspaceRecord) {
     for entry in app.store.list() {
         let Entry::Whole(manifest) = entry else {

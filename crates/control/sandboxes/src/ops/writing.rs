@@ -7,7 +7,7 @@ use forkd_types::Tag;
 
 use crate::clock;
 
-/// What is known of a tag that is not in the store.
+/// A tag that is not in the store yet: being written, or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Writing {
     /// When its writing began.
@@ -25,7 +25,7 @@ pub struct Writing {
 pub struct WritingTags(Arc<Mutex<BTreeMap<Tag, Writing>>>);
 
 impl WritingTags {
-    /// Claims a tag; `None` if somebody writes it already. A failure of an earlier attempt is forgotten.
+    /// Claims a tag; `None` if another request writes it already. A failure of an earlier attempt is forgotten.
     pub fn claim(&self, tag: &Tag, branched_from: Option<String>) -> Option<Claimed> {
         let mut map = self.lock();
         if map.get(tag).is_some_and(|found| found.failure.is_none()) {
@@ -54,7 +54,7 @@ impl WritingTags {
             .is_some_and(|found| found.failure.is_none())
     }
 
-    /// What is known of one tag.
+    /// The state of one tag, if it is being written or failed.
     pub fn get(&self, tag: &Tag) -> Option<Writing> {
         self.lock().get(tag).cloned()
     }
@@ -99,7 +99,6 @@ pub struct Claimed {
 }
 
 impl Claimed {
-    /// Which tag.
     pub fn tag(&self) -> &Tag {
         &self.tag
     }

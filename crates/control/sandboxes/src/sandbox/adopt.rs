@@ -14,14 +14,14 @@ use crate::error::Error;
 use crate::launch::StartedVm;
 use crate::state::{SandboxRecord, StoredState};
 
-/// What became of the sandboxes of an earlier daemon.
+/// How many sandboxes of an earlier daemon were found, by result.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Adopted {
     /// They go on.
     pub adopted: usize,
     /// Their VM is gone.
     pub vanished: usize,
-    /// VMs that nobody was told of; they were ended.
+    /// VMs that were never acknowledged to a client; they were ended.
     pub ended: usize,
 }
 
@@ -120,7 +120,7 @@ async fn next_epoch(app: &Arc<App>) -> Result<u32, Error> {
         .await?)
 }
 
-/// Removes files that belong to no sandbox, and content that nobody needs.
+/// Removes files that belong to no sandbox, and content without a reference.
 async fn sweep(app: &Arc<App>) -> Result<(), Error> {
     app.blocking(|app| {
         for id in app.dirs.list()? {

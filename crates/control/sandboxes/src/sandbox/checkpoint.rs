@@ -24,7 +24,6 @@ use crate::state::{CheckpointRecord, LayerRef, SandboxRecord};
 /// A request about checkpoints.
 #[derive(Debug)]
 pub enum CheckpointAsk {
-    /// Make one.
     Make {
         /// Its name; one is made up if missing.
         name: Option<String>,
@@ -38,9 +37,7 @@ pub enum CheckpointAsk {
         /// Told when the agent answers again.
         done: oneshot::Sender<Result<RollbackInfo, Error>>,
     },
-    /// Forget one.
     Drop {
-        /// Its name.
         name: String,
         /// Told when it is forgotten.
         done: oneshot::Sender<Result<(), Error>>,

@@ -34,9 +34,8 @@ struct SharedState {
     error: Option<ErrorBody>,
 }
 
-/// A sandbox.
+/// A sandbox as every task but its owner sees it.
 pub struct SandboxHandle {
-    /// Its id.
     pub id: SandboxId,
     /// Asks for its end.
     pub stop: CancellationToken,
@@ -124,7 +123,7 @@ impl SandboxHandle {
         })
     }
 
-    /// What is stored about it.
+    /// A copy of the stored record.
     pub fn record(&self) -> SandboxRecord {
         self.live().record.clone()
     }

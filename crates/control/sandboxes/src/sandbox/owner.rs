@@ -1,8 +1,11 @@
 //! The task that owns a sandbox.
 //!
-//! The owner exists as long as the sandbox's ID does. Launching (or being adopted) is its first state ([`super::birth`]); then
-//! it serves the queue, one request at a time, until the sandbox is deleted, expires or its VM ends. It alone changes the
-//! record, and a change is durable before anybody is told ([`SandboxOwner::save`]).
+//! A [`SandboxOwner`] exists as long as the sandbox's ID does. Its first state is launching or being adopted
+//! ([`super::birth`]). Then the owner serves its queue of [`Ask`]s, one at a time, until the sandbox is deleted, expires
+//! or its VM ends.
+//!
+//! Invariants: only the owner changes the record, and a change is durable before any client learns of it
+//! ([`SandboxOwner::save`]).
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -34,7 +37,7 @@ const QUICK: Duration = Duration::from_secs(10);
 /// A request to a sandbox's owner.
 #[derive(Debug)]
 pub enum Ask {
-    /// Cut it.
+    /// Capture the VM.
     Cut(Box<CutAsk>),
     /// Keep a point to go back to, or go back.
     Checkpoint(Box<CheckpointAsk>),
@@ -53,7 +56,6 @@ pub enum Ask {
 pub struct Changes {
     /// When the sandbox is deleted; `Some(None)` is never.
     pub expires_at_unix: Option<Option<u64>>,
-    /// Labels.
     pub labels: Option<BTreeMap<String, String>>,
 }
 
@@ -75,7 +77,6 @@ pub(crate) type Ended = Option<StopCause>;
 
 /// Everything that belongs to one sandbox with a VM.
 pub struct SandboxOwner {
-    /// The daemon.
     pub(crate) app: Arc<App>,
     /// The shared part.
     pub(crate) sandbox: Arc<SandboxHandle>,

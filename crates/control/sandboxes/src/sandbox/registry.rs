@@ -29,7 +29,7 @@ impl Registry {
             .remove(id);
     }
 
-    /// A sandbox.
+    /// Finds a sandbox by its ID.
     pub fn get(&self, id: &SandboxId) -> Result<Arc<SandboxHandle>, Error> {
         self.0
             .read()

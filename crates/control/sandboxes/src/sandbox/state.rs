@@ -19,7 +19,7 @@ pub enum Phase {
     Failed,
 }
 
-/// What happens to a sandbox.
+/// A transition of a sandbox between two states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// The agent answered.
@@ -57,7 +57,7 @@ impl Phase {
         matches!(self, Self::Running | Self::Cutting)
     }
 
-    /// For people.
+    /// The word that messages use for the state.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Launching => "starting",

@@ -32,9 +32,7 @@ pub enum DbError {
     /// It cannot be opened.
     #[error("cannot open {}", path.display())]
     Open {
-        /// The file.
         path: PathBuf,
-        /// What SQLite said.
         #[source]
         source: rusqlite::Error,
     },
@@ -44,9 +42,7 @@ pub enum DbError {
         path.display()
     )]
     Schema {
-        /// The file.
         path: PathBuf,
-        /// Its version.
         found: i64,
         /// The newest version known here.
         known: i64,
@@ -54,13 +50,13 @@ pub enum DbError {
     /// A statement failed.
     #[error("a statement failed")]
     Statement(#[from] rusqlite::Error),
-    /// What was read does not parse.
+    /// A stored record is invalid.
     #[error("a stored record does not parse")]
     Record(#[from] serde_json::Error),
     /// The commit failed.
     #[error("the commit failed: {reason}")]
     Commit {
-        /// What SQLite said.
+        /// The message of SQLite.
         reason: String,
     },
     /// The thread is gone.

@@ -52,7 +52,6 @@ impl Db {
         self.run_blocking(read_tokens)
     }
 
-    /// Every token.
     pub async fn tokens(&self) -> Result<IssuedTokens, DbError> {
         self.run(read_tokens).await
     }

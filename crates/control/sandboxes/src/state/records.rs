@@ -1,4 +1,7 @@
-//! What is stored about sandboxes and workspaces.
+//! Records of sandboxes and workspaces in the state database.
+//!
+//! [`SandboxRecord`] and [`WorkspaceRecord`] are stored as JSON. Each has a version: the daemon does not read a record of
+//! a later version than [`RECORD_VERSION`]. A field that was added later has a default.
 
 use std::collections::BTreeMap;
 
@@ -43,17 +46,16 @@ fn first_version() -> u32 {
     1
 }
 
-/// A sandbox.
+/// The stored state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRecord {
     /// The version of the record.
     #[serde(default = "first_version")]
     pub version: u32,
-    /// Its id.
     pub id: SandboxId,
     /// Where it was.
     pub state: StoredState,
-    /// What it was started from.
+    /// The snapshot it was started from.
     pub tag: Tag,
     /// Digest of that snapshot's manifest.
     pub manifest: Digest,
@@ -69,7 +71,6 @@ pub struct SandboxRecord {
     /// Limit on host memory.
     #[serde(default)]
     pub memory_limit_mib: Option<u64>,
-    /// What people put on it.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// The workspace it belongs to.
@@ -93,7 +94,6 @@ pub struct SandboxRecord {
     /// The engine of its VM.
     #[serde(default = "own_engine")]
     pub engine: Engine,
-    /// Guest memory.
     pub memory_mib: u32,
     /// Number of vCPUs.
     pub vcpus: u8,
@@ -101,11 +101,10 @@ pub struct SandboxRecord {
     pub cpu: Cpu,
     /// The memory it was restored from.
     pub memory: MemoryManifest,
-    /// Its disks.
     pub disks: Vec<DiskStack>,
-    /// What it was booted from, at the root of its chain.
+    /// The boot source of the root of its chain.
     pub source: Source,
-    /// What the next cut builds on; the memory it was restored from if missing.
+    /// The memory that the next cut builds on; the memory it was restored from if missing.
     #[serde(default)]
     pub built: Option<BuiltRecord>,
     /// Points it can go back to, the oldest first.
@@ -138,14 +137,12 @@ fn own_engine() -> Engine {
 pub struct BuiltRecord {
     /// The number by which the VMM knows it.
     pub image: ImageId,
-    /// What it is made of.
     pub memory: MemoryManifest,
 }
 
 /// A point a sandbox can go back to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointRecord {
-    /// Its name.
     pub name: String,
     /// The number by which the VMM knows it.
     pub id: u64,
@@ -169,7 +166,7 @@ pub struct DiskStack {
     pub layers: Vec<LayerRef>,
     /// The guest may not write.
     pub read_only: bool,
-    /// What the guest sees as the serial number.
+    /// The serial number that the guest sees.
     pub serial: String,
 }
 
@@ -317,7 +314,7 @@ impl SandboxRecord {
         }
     }
 
-    /// What a branch of it names as its parent.
+    /// The parent that the manifest of a branch names.
     pub fn as_parent(&self) -> Parent {
         Parent {
             tag: self.tag.clone(),
@@ -326,24 +323,21 @@ impl SandboxRecord {
     }
 }
 
-/// A workspace.
+/// The stored state of a workspace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceRecord {
     /// The version of the record.
     #[serde(default = "first_version")]
     pub version: u32,
-    /// Its name.
     pub name: Tag,
-    /// Its id.
     pub id: String,
     /// Who made it.
     pub owner: String,
-    /// What it was first started from.
+    /// The snapshot that it was first started from.
     pub source: Tag,
     /// Where its state lies.
     #[serde(default)]
     pub state_tag: Option<Tag>,
-    /// Its sandbox.
     #[serde(default)]
     pub sandbox: Option<SandboxId>,
     /// It was suspended on request.

@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{Db, DbError, RECORD_VERSION, SandboxRecord, WorkspaceRecord};
 
-/// What a request with an idempotency key finds.
+/// The state of an idempotency key when a request claims it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
     /// The key is new and now claimed: execute the request and settle the key.
@@ -21,9 +21,8 @@ pub enum Claim {
 /// The response of an executed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdempotencyRecord {
-    /// HTTP status.
     pub status: u16,
-    /// JSON.
+    /// The response as JSON.
     pub body: String,
 }
 
@@ -41,7 +40,6 @@ pub struct Stored {
 pub struct Unreadable {
     /// The key of the row.
     pub id: SandboxId,
-    /// Why.
     pub problem: String,
 }
 
@@ -62,7 +60,6 @@ impl Db {
         .await
     }
 
-    /// Forgets sandboxes.
     pub async fn delete_sandboxes(&self, ids: Vec<SandboxId>) -> Result<(), DbError> {
         self.run(move |c| {
             for id in &ids {
@@ -73,7 +70,6 @@ impl Db {
         .await
     }
 
-    /// Every sandbox.
     pub async fn sandboxes(&self) -> Result<Stored, DbError> {
         self.run(read_sandboxes).await
     }
@@ -100,7 +96,6 @@ impl Db {
         .await
     }
 
-    /// A workspace.
     pub async fn workspace(&self, name: Tag) -> Result<Option<WorkspaceRecord>, DbError> {
         self.run(move |c| {
             let text: Option<String> = c
@@ -115,7 +110,6 @@ impl Db {
         .await
     }
 
-    /// Every workspace.
     pub async fn workspaces(&self) -> Result<Vec<WorkspaceRecord>, DbError> {
         self.run(|c| read_all(c, "SELECT record FROM workspaces ORDER BY name"))
             .await

@@ -204,7 +204,7 @@ impl Server {
         self.send(client, &FromSpawn::Response { seq, result }, sockets);
     }
 
-    /// Answered by [`Self::process_ended`]: whoever is told "done" may use the id again.
+    /// Answered by [`Self::process_ended`]: a client that gets "done" may use the ID again.
     pub(super) fn kill(&mut self, client: u64, seq: u64, id: &SandboxId) -> Result<(), SpawnError> {
         let entry = self
             .live

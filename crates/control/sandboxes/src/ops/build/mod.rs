@@ -17,7 +17,7 @@ use crate::limits::BuildSlot;
 use crate::ops::writing::Claimed;
 use crate::trace::TARGET;
 
-/// What the root disk is.
+/// Where the root disk comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disk {
     /// An image by name.
@@ -29,7 +29,6 @@ pub enum Disk {
 /// A checked request for a parent.
 #[derive(Debug, Clone)]
 pub struct BuildRequest {
-    /// What the root disk is.
     pub disk: Disk,
     /// A kernel on the host, in place of the usual one.
     pub kernel: Option<PathBuf>,
@@ -47,7 +46,6 @@ pub struct BuildRequest {
     pub timeout: Duration,
     /// Labels of the snapshot.
     pub labels: BTreeMap<String, String>,
-    /// Who asks.
     pub owner: String,
 }
 

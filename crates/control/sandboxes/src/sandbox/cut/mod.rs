@@ -42,18 +42,17 @@ const MAX_MEMORY_LAYERS: usize = 32;
 pub enum CutMode {
     /// All of it.
     Full,
-    /// What differs from the last cut, or from the snapshot the sandbox was started from.
+    /// The pages that differ from the last cut, or from the snapshot that the sandbox was started from.
     Diff,
 }
 
-/// What a cut is for.
+/// The purpose of a cut.
 #[derive(Debug)]
 pub enum Destination {
     /// A durable snapshot with a name; the source goes on.
     Tag {
-        /// The name.
         claim: Claimed,
-        /// What the caller waits for.
+        /// When the caller gets its answer.
         caller: Caller,
     },
     /// Children that start at once: no name, and nothing is synced. The content lives as long as they do.
@@ -61,21 +60,19 @@ pub enum Destination {
     /// A durable snapshot of a source that is about to end. The source stands still until `until` resolves, and goes on
     /// then unless it was deleted.
     Suspend {
-        /// The name.
         claim: Claimed,
         /// Resolves when the other end is dropped.
         until: oneshot::Receiver<()>,
     },
     /// The first snapshot of a line. The VM is not needed any more.
     Parent {
-        /// The name.
         claim: Claimed,
         /// Facts that only the build knows.
         about: Box<AboutParent>,
     },
 }
 
-/// What the caller of a branch waits for.
+/// The event that the caller of a branch waits for.
 #[derive(Debug)]
 pub enum Caller {
     /// The durable snapshot.
@@ -86,7 +83,7 @@ pub enum Caller {
     Told,
 }
 
-/// What the build of a parent knows about its snapshot.
+/// Facts about the snapshot of a parent that only its build knows.
 #[derive(Debug, Clone)]
 pub struct AboutParent {
     /// From boot to the end of the warm-up.
@@ -119,7 +116,6 @@ impl Destination {
 /// A request to cut a sandbox.
 #[derive(Debug)]
 pub struct CutAsk {
-    /// What the cut is for.
     pub destination: Destination,
     /// How much to write.
     pub mode: CutMode,
@@ -166,7 +162,7 @@ pub(super) async fn serve(owner: &mut SandboxOwner, ask: CutAsk) {
     let destination = cut.destination;
     let tag = destination.tag().cloned();
     let mut until = None;
-    // The tag is free before anybody hears of it: the caller may use or delete it at once.
+    // The tag is free before the caller gets its answer: the caller may use or delete the tag at once.
     match destination {
         Destination::Tag { claim, caller } => {
             let told = matches!(caller, Caller::Told);
@@ -187,7 +183,7 @@ pub(super) async fn serve(owner: &mut SandboxOwner, ask: CutAsk) {
     sandbox.step(Step::EndCut);
 }
 
-/// Lets a held source go on: at once, or when nobody wants it still any more. A source that is being deleted stays.
+/// Lets a held source go on: at once, or when the other end of `until` is dropped. A source that is being deleted stays.
 async fn release(owner: &mut SandboxOwner, until: Option<oneshot::Receiver<()>>) {
     let sandbox = Arc::clone(&owner.sandbox);
     if let Some(until) = until {
@@ -302,7 +298,7 @@ impl<'a> Cut<'a> {
         metrics::histogram!("forkd_branch_pause_seconds").record(report.pause_us as f64 / 1e6);
         let done = self.publish(&record, files, &report, started).await;
         if done.is_err() {
-            // The VMM builds on a cut that nobody has; the next one is from the start.
+            // The VMM would build on a cut that the store does not have: the next cut builds on the start image.
             self.owner.save(|record| record.built = None).await?;
         }
         metrics::histogram!("forkd_branch_seconds").record(started.elapsed().as_secs_f64());

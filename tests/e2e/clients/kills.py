@@ -104,7 +104,9 @@ def leftovers(live):
     """Processes, files, groups and sockets on the daemon's host that belong to no live sandbox."""
     text = on_host("sh", "-c",
                    "ls /var/lib/forkd/sandboxes | sed s/^/dir:/; ls /run/forkd/vm | sed s/^/sock:/;"
-                   "ls -d /sys/fs/cgroup/forkd/vm/*/*/ 2>/dev/null | sed s/^/group:/; ls /var/lib/forkd/staging 2>/dev/null | sed s/^/staging:/;"
+                   # A group belongs to a VM or a shell, and is numbered: one without a process is left over.
+                   "for g in /sys/fs/cgroup/forkd/vm/*/*/; do [ -d $g ] && [ -z \"$(cat $g/cgroup.procs)\" ] && echo group:$g; done;"
+                   "ls /var/lib/forkd/staging 2>/dev/null | sed s/^/staging:/;"
                    "echo vmm:$(pgrep -cx forkd-vmm); echo spawn:$(pgrep -cx forkd-spawn); echo controller:$(pgrep -cx forkd-controlle)")
     found = []
     numbers = {}

@@ -1,4 +1,7 @@
-//! Sandboxes with a name that can be put to sleep.
+//! Workspaces: sandboxes with a name that can be suspended and resumed.
+//!
+//! A suspend writes the state under a new tag and ends the sandbox; a resume starts the sandbox again under its old ID.
+//! Requests for one workspace run one at a time ([`Locks`]). An old state is removed only when the new one is durable.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,13 @@
-//! Where a sandbox is in its life, and where it can go from there.
+//! The phases of a sandbox and the steps between them.
+//!
+//! ```text
+//! Launching ──Ready──► Running ⇄ Paused      (Pause, Resume)
+//!                      Running ⇄ Cutting     (BeginCut, EndCut)
+//! any but Stopping and Failed ──Ended──► Failed
+//! any but Stopping ──Stop──► Stopping
+//! ```
+//!
+//! [`Phase::after`] is the only place that decides whether a step is allowed.
 
 use forkd_api::SandboxState;
 

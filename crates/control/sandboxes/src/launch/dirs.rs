@@ -135,7 +135,7 @@ impl Dirs {
         })
     }
 
-    /// Removes everything of a VM. What stays is removed at the next start.
+    /// Removes everything of a VM. Files that cannot be removed now are removed at the next start.
     pub fn remove(&self, id: &SandboxId) {
         let socket = self.vsock(id);
         gone(std::fs::remove_file(&socket), &socket);

@@ -274,7 +274,7 @@ async fn remove_strays(app: &Arc<App>, record: &WorkspaceRecord) {
     }
 }
 
-/// Removes a state that is no longer needed. What another state shares with it stays: it is content, not part of a tag.
+/// Removes a state that is no longer needed. Content that another state shares with it stays in the store.
 async fn remove_state(app: &Arc<App>, tag: Tag) -> Result<(), Error> {
     match snapshots::delete(app, tag, Deletion::Force).await {
         Err(error) if error.code() == ErrorCode::SnapshotNotFound => Ok(()),

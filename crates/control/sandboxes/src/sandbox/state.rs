@@ -113,7 +113,7 @@ mod tests {
             let mut phase = Phase::Launching;
             for step in path.into_iter().map(|at| STEPS[at]) {
                 let Some(next) = phase.after(step) else { continue };
-                // What is being ended never comes back.
+                // A sandbox that is being ended never comes back.
                 prop_assert!(phase != Phase::Stopping);
                 // A failed sandbox can only be removed.
                 prop_assert!(phase != Phase::Failed || next == Phase::Stopping);

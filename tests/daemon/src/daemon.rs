@@ -1,4 +1,7 @@
 //! A daemon of its own for each scenario.
+//!
+//! [`Daemon`] starts `forkd-controller` with an empty store. Dropping it ends its processes and removes its files. A
+//! failed start shows the end of the log.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

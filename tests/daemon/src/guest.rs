@@ -1,4 +1,4 @@
-//! One sandbox, as a scenario sees it.
+//! One sandbox, as a scenario uses it: run programs, read and write files, branch, fork.
 
 use bytes::Bytes;
 use forkd_api::{

@@ -1,4 +1,6 @@
-//! The programs a daemon is made of.
+//! The programs of a daemon: the controller with fake VMMs, or with real ones if the environment names them.
+//!
+//! Every daemon has its own copies of the programs, so that its processes can be told from those of other daemons.
 
 use std::path::{Path, PathBuf};
 

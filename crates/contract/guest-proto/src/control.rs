@@ -10,7 +10,6 @@ pub enum Control {
     Cancel,
     /// Send a signal to the process.
     Signal {
-        /// Its number.
         signal: i32,
         /// To the whole process group.
         #[serde(default = "yes")]
@@ -18,7 +17,7 @@ pub enum Control {
     },
     /// The terminal has a new size.
     Resize {
-        /// Lines.
+        /// Lines of the terminal.
         rows: u16,
         /// Characters per line.
         cols: u16,

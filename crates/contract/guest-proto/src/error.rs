@@ -7,7 +7,6 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]
 pub struct AgentError {
-    /// For programs.
     pub code: ErrorCode,
     /// The chain of causes, for people.
     #[serde(default)]
@@ -40,7 +39,7 @@ pub enum ErrorCode {
     NotFound,
     /// It is there already.
     Exists,
-    /// Not allowed.
+    /// The system does not allow the operation.
     Permission,
     /// Not a directory where one is needed.
     NotDirectory,

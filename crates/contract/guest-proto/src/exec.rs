@@ -1,4 +1,4 @@
-//! Running programs.
+//! Requests that run programs, follow their output and signal them, and their results.
 
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +72,7 @@ pub enum OnDisconnect {
 /// The size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PtySize {
-    /// Lines.
+    /// Lines of the terminal.
     pub rows: u16,
     /// Characters per line.
     pub cols: u16,
@@ -81,7 +81,6 @@ pub struct PtySize {
 /// One resource limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rlimit {
-    /// Of what.
     pub resource: RlimitResource,
     /// The limit; soft and hard alike. `None` is no limit.
     pub limit: Option<u64>,
@@ -103,11 +102,11 @@ pub enum RlimitResource {
     Fsize,
     /// Locked memory, bytes.
     Memlock,
-    /// Open files.
+    /// Number of open files.
     Nofile,
     /// Processes of the user.
     Nproc,
-    /// Stack, bytes.
+    /// Size of the stack, bytes.
     Stack,
 }
 
@@ -124,7 +123,7 @@ pub struct Started {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitStatus {
-    /// It returned.
+    /// The process exited with this code.
     Code(i32),
     /// A signal ended it.
     Signal(i32),
@@ -184,7 +183,6 @@ pub struct ResourceUsage {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AttachRequest {
-    /// Which one.
     pub process: ProcessId,
     /// Begin with what is kept of earlier output.
     pub replay: bool,
@@ -244,7 +242,6 @@ pub struct ProcessInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessState {
-    /// It runs.
     Running,
     /// It ended; its entry stays for those who ask late, until it is removed or crowded out.
     Ended(ExecResult),

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReadRequest {
-    /// Which one.
     pub path: String,
     /// Where to begin.
     pub offset: u64,
@@ -19,7 +18,7 @@ pub struct ReadRequest {
 /// How a read ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadResult {
-    /// Bytes sent.
+    /// Number of bytes sent.
     pub bytes: u64,
 }
 
@@ -27,7 +26,6 @@ pub struct ReadResult {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WriteRequest {
-    /// Which one.
     pub path: String,
     /// Permissions of a new file, and of an old one if given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,7 +72,7 @@ impl Default for WriteRequest {
 /// How a write ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteResult {
-    /// Bytes written.
+    /// Number of bytes written.
     pub bytes: u64,
 }
 
@@ -82,7 +80,6 @@ pub struct WriteResult {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StatRequest {
-    /// Which one.
     pub path: String,
     /// Look at the link itself.
     pub no_follow: bool,
@@ -92,7 +89,6 @@ pub struct StatRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListRequest {
-    /// Which one.
     pub path: String,
     /// How many levels; 0 and 1 are the directory itself.
     pub depth: u32,
@@ -104,7 +100,7 @@ pub struct ListRequest {
 /// How a listing ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListResult {
-    /// Entries sent.
+    /// Number of entries sent.
     pub count: u64,
     /// There are more.
     pub truncated: bool,
@@ -114,11 +110,9 @@ pub struct ListResult {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MkdirRequest {
-    /// Which one.
     pub path: String,
     /// Make missing parents, and be content when it is there.
     pub parents: bool,
-    /// Its permissions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
     /// A name, a number, or `uid:gid`.
@@ -126,23 +120,20 @@ pub struct MkdirRequest {
     pub owner: Option<String>,
 }
 
-/// Renames.
+/// Renames a file or directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RenameRequest {
-    /// From.
     pub from: String,
-    /// To.
     pub to: String,
     /// Refuse when the target is there.
     pub no_replace: bool,
 }
 
-/// Removes.
+/// Removes a file or directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RemoveRequest {
-    /// Which one.
     pub path: String,
     /// With everything inside.
     pub recursive: bool,
@@ -164,18 +155,17 @@ pub struct SetAttrRequest {
     pub owner: Option<String>,
 }
 
-/// A file.
+/// The attributes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {
     pub kind: FileKind,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Permission bits.
     pub mode: u32,
-    /// Owner.
+    /// ID of the owner.
     #[serde(default)]
     pub uid: u32,
-    /// Group.
+    /// ID of the group.
     #[serde(default)]
     pub gid: u32,
     /// The owner's name, where there is one.
@@ -196,9 +186,8 @@ pub struct FileInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
-    /// A file.
+    /// A regular file.
     File,
-    /// A directory.
     Directory,
     /// A symbolic link.
     Symlink,
@@ -220,13 +209,12 @@ pub struct Entry {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WatchRequest {
-    /// Which one.
     pub path: String,
     /// With the directories inside, those made later included.
     pub recursive: bool,
 }
 
-/// One change.
+/// A change below a watched path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchEvent {
     pub change: WatchChange,

@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-/// One frame.
+/// A message of a stream or of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Whose it is; 0 is the connection itself.
@@ -64,7 +64,6 @@ pub struct Frame {
     pub kind: Kind,
     /// Which channel, for kinds that have one.
     pub channel: u8,
-    /// The rest.
     pub payload: Vec<u8>,
 }
 

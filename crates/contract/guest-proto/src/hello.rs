@@ -48,13 +48,13 @@ impl Hello {
 pub mod feature {
     /// Execution, process list, attach, signals.
     pub const EXEC: &str = "exec";
-    /// Pseudo-terminals.
+    /// Processes on pseudo-terminals.
     pub const PTY: &str = "pty";
-    /// Files.
+    /// Requests about files.
     pub const FILES: &str = "files";
-    /// File watches.
+    /// Watches on files and directories.
     pub const WATCH: &str = "watch";
-    /// Warm interpreters.
+    /// Interpreters that keep their state.
     pub const INTERP: &str = "interp";
     /// A fork becomes a machine of its own.
     pub const IDENTITY: &str = "identity";

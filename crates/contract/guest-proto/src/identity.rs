@@ -26,7 +26,7 @@ pub struct IdentityRequest {
     /// The wall clock at the moment of sending, nanoseconds since the epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unix_ns: Option<i64>,
-    /// New addresses.
+    /// New network settings of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkRequest>,
     /// How long the hooks in `/etc/forkd/on-fork.d` may take together; five seconds when missing.

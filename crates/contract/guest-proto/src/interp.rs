@@ -52,14 +52,12 @@ pub struct Warmup {
 /// Names an interpreter, for the requests that need nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterpName {
-    /// Its name.
     pub name: String,
 }
 
-/// An interpreter.
+/// The state of an interpreter and its history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterpInfo {
-    /// Its name.
     pub name: String,
     /// `python` or `node`.
     pub language: String,
@@ -88,7 +86,7 @@ pub struct InterpInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InterpState {
-    /// Warming up.
+    /// The warm-up is under way.
     Starting,
     /// Waiting for a call.
     Ready,
@@ -109,7 +107,6 @@ pub struct EvalRequest {
     pub interp: Option<String>,
     /// How to read the code.
     pub mode: EvalMode,
-    /// The code.
     pub code: String,
     /// The code comes on [`crate::channel::IN`] instead.
     pub code_follows: bool,
@@ -128,7 +125,7 @@ pub enum EvalMode {
     /// As a REPL does: run the statements; the value is that of a last expression.
     #[default]
     Auto,
-    /// One expression.
+    /// The code is one expression.
     Eval,
     /// Statements; there is no value.
     Exec,
@@ -170,7 +167,6 @@ pub struct EvalResult {
 pub struct JsonText(Box<RawValue>);
 
 impl JsonText {
-    /// The text.
     #[must_use]
     pub fn get(&self) -> &str {
         self.0.get()
@@ -203,13 +199,12 @@ impl PartialEq for JsonText {
 
 impl Eq for JsonText {}
 
-/// An exception.
+/// An exception in the guest's code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalError {
     /// The type's name, such as `ZeroDivisionError`.
     pub name: String,
-    /// Its message.
     pub message: String,
     /// The traceback as the language prints it.
     pub traceback: String,

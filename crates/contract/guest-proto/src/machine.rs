@@ -44,7 +44,7 @@ impl ClockRequest {
     }
 }
 
-/// The clocks.
+/// The readings of the clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockState {
     /// The wall clock, nanoseconds since the epoch.
@@ -72,7 +72,7 @@ pub struct NetworkRequest {
     /// IPv4 address and prefix length, `10.0.0.2/24`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Default route.
+    /// IPv4 default route.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
     /// IPv6 address and prefix length.
@@ -81,7 +81,7 @@ pub struct NetworkRequest {
     /// IPv6 default route.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<String>,
-    /// Largest packet.
+    /// The largest packet, bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
     /// Name servers for `/etc/resolv.conf`; an empty list leaves the file alone.
@@ -93,11 +93,8 @@ pub struct NetworkRequest {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Metrics {
-    /// Processors.
     pub cpu: CpuMetrics,
-    /// Memory.
     pub memory: MemoryMetrics,
-    /// Mounted disks.
     pub disks: Vec<DiskMetrics>,
     /// One, five and fifteen minutes.
     pub load: [f64; 3],
@@ -121,7 +118,6 @@ pub struct CpuMetrics {
     pub user_ms: u64,
     /// In the kernel.
     pub system_ms: u64,
-    /// Doing nothing.
     pub idle_ms: u64,
     /// Waiting for disks.
     pub iowait_ms: u64,
@@ -129,13 +125,12 @@ pub struct CpuMetrics {
     pub steal_ms: u64,
 }
 
-/// Memory, KiB.
+/// Memory of the guest, KiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryMetrics {
     /// All of it.
     pub total_kib: u64,
-    /// Free.
     pub free_kib: u64,
     /// Memory that programs could still get.
     pub available_kib: u64,
@@ -143,7 +138,7 @@ pub struct MemoryMetrics {
     pub cached_kib: u64,
     /// Swap, all of it.
     pub swap_total_kib: u64,
-    /// Swap, free.
+    /// Swap that is free.
     pub swap_free_kib: u64,
 }
 
@@ -155,9 +150,9 @@ pub struct DiskMetrics {
     pub mount: String,
     /// The kind of file system.
     pub fs: String,
-    /// Size, bytes.
+    /// Size of the file system.
     pub total_bytes: u64,
-    /// Used, bytes.
+    /// Bytes in use.
     pub used_bytes: u64,
     /// Left for programs, bytes.
     pub available_bytes: u64,
@@ -248,7 +243,6 @@ pub struct ThawReport {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ShutdownRequest {
-    /// How.
     pub mode: ShutdownMode,
     /// How long processes have between the polite signal and the other one; two seconds when missing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -259,9 +253,7 @@ pub struct ShutdownRequest {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShutdownMode {
-    /// Power off.
     #[default]
     Poweroff,
-    /// Start again.
     Reboot,
 }

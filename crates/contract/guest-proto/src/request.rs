@@ -9,86 +9,83 @@ use crate::{
     SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest, WriteRequest,
 };
 
-/// A request of the host. Each line names the type of a successful response.
+/// A request of the host. Each comment names the type of a successful response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", content = "args", rename_all = "snake_case")]
 pub enum Request {
-    /// [`crate::Pong`].
+    /// Returns a [`crate::Pong`].
     Ping,
-    /// [`crate::ExecResult`], or [`crate::Started`] in the background.
+    /// Returns an [`crate::ExecResult`], or [`crate::Started`] in the background.
     Exec(Box<ExecRequest>),
-    /// A list of [`crate::ProcessInfo`].
+    /// Returns a list of [`crate::ProcessInfo`].
     Processes,
-    /// [`crate::ExecResult`].
+    /// Returns an [`crate::ExecResult`].
     Attach(AttachRequest),
-    /// Nothing.
+    /// Returns an empty response.
     Signal(SignalRequest),
-    /// [`crate::ExecResult`].
+    /// Returns an [`crate::ExecResult`].
     Wait {
         /// For which process.
         process: ProcessId,
     },
-    /// Forgets a process that has ended, or kills it and forgets it; nothing.
-    Forget {
-        /// Which process.
-        process: ProcessId,
-    },
-    /// Nothing.
+    /// Forgets a process that has ended, or kills it and forgets it. Returns an empty response.
+    Forget { process: ProcessId },
+    /// Returns an empty response.
     Resize {
         /// Of which process.
         process: ProcessId,
-        /// Lines.
+        /// Lines of the terminal.
         rows: u16,
         /// Characters per line.
         cols: u16,
     },
-    /// [`crate::ReadResult`].
+    /// Returns a [`crate::ReadResult`].
     Read(ReadRequest),
-    /// [`crate::WriteResult`].
+    /// Returns a [`crate::WriteResult`].
     Write(WriteRequest),
-    /// [`crate::FileInfo`].
+    /// Returns a [`crate::FileInfo`].
     Stat(StatRequest),
-    /// [`crate::ListResult`].
+    /// Returns a [`crate::ListResult`].
     List(ListRequest),
-    /// Nothing.
+    /// Returns an empty response.
     Mkdir(MkdirRequest),
-    /// Nothing.
+    /// Returns an empty response.
     Rename(RenameRequest),
-    /// Nothing.
+    /// Returns an empty response.
     Remove(RemoveRequest),
-    /// Nothing.
+    /// Returns an empty response.
     SetAttr(SetAttrRequest),
-    /// Nothing; ends only by cancelling.
+    /// Returns an empty response; ends only when the host cancels it.
     Watch(WatchRequest),
-    /// Nothing; when both directions are closed.
+    /// Returns an empty response when both directions are closed.
     Dial(DialRequest),
-    /// [`crate::InterpInfo`].
+    /// Returns an [`crate::InterpInfo`].
     InterpStart(Box<InterpStart>),
-    /// A list of [`crate::InterpInfo`].
+    /// Returns a list of [`crate::InterpInfo`].
     InterpList,
-    /// Nothing; the call under way ends with what the language makes of an interrupt.
+    /// Returns an empty response. The call under way ends as the language handles an interrupt.
     InterpInterrupt(InterpName),
-    /// [`crate::InterpInfo`], after a new warm-up.
+    /// Returns an [`crate::InterpInfo`] after a new warm-up.
     InterpRestart(InterpName),
-    /// Nothing.
+    /// Returns an empty response.
     InterpStop(InterpName),
-    /// [`crate::EvalResult`].
+    /// Returns an [`crate::EvalResult`].
     Eval(EvalRequest),
-    /// [`crate::ClockState`].
+    /// Returns a [`crate::ClockState`].
     Clock(ClockRequest),
-    /// [`crate::IdentityReport`].
+    /// Returns an [`crate::IdentityReport`].
     Identity(Box<IdentityRequest>),
-    /// [`crate::Metrics`].
+    /// Returns [`crate::Metrics`] of the guest.
     Metrics,
-    /// [`crate::QuiesceReport`].
+    /// Returns a [`crate::QuiesceReport`].
     Quiesce(QuiesceRequest),
-    /// [`crate::FreezeReport`].
+    /// Returns a [`crate::FreezeReport`].
     Freeze(FreezeRequest),
-    /// [`crate::ThawReport`].
+    /// Returns a [`crate::ThawReport`].
     Thaw,
-    /// Nothing.
+    /// Returns an empty response.
     Network(NetworkRequest),
-    /// Nothing.
+    /// Returns an empty response.
     Shutdown(ShutdownRequest),
 }
 

@@ -48,11 +48,8 @@ pub enum Event {
     /// The file that is about to be read.
     File(FileInfo),
     /// Part of a listing.
-    Entries {
-        /// The entries.
-        entries: Vec<Entry>,
-    },
-    /// Files changed.
+    Entries { entries: Vec<Entry> },
+    /// Changes below a watched path.
     Changes {
         /// The changes, in order.
         changes: Vec<WatchEvent>,

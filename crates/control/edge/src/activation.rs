@@ -1,4 +1,7 @@
-//! Sockets that systemd opened, and its watchdog.
+//! Socket activation and the watchdog of systemd.
+//!
+//! [`sockets`] takes the sockets that systemd opened; one that other machines can reach is refused without a token.
+//! [`keep_watchdog_quiet`] reports to the watchdog while the daemon is healthy.
 
 use std::os::fd::{OwnedFd, RawFd};
 

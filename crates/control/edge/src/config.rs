@@ -1,4 +1,4 @@
-//! How the front door is set up, checked.
+//! The checked settings of the front door: listeners, TLS, tokens, audit log and limits.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub struct EdgeConfig {
     pub audit_log: Option<PathBuf>,
     /// Limits on the files of the audit log.
     pub audit_limits: AuditLimits,
-    /// The token file. Without one, every client that reaches the socket may do everything.
+    /// Tokens of administrators. Without any token, every client that reaches the socket may do everything.
     pub token_file: Option<PathBuf>,
     /// TLS for TCP.
     pub tls: Option<TlsFiles>,

@@ -1,4 +1,7 @@
-//! Errors as HTTP responses. The mapping from codes to status is here and nowhere else.
+//! Errors as HTTP responses.
+//!
+//! [`status`] is the only place that maps an error code to an HTTP status. A handler returns a [`Failure`], which
+//! becomes an `ErrorBody` with that status.
 
 use axum::Json;
 use axum::http::StatusCode;

@@ -1,4 +1,7 @@
-//! Parsed parts of requests. Every rejection is a [`Failure`], so clients get JSON.
+//! Extractors: parsed parts of requests.
+//!
+//! Every rejection is a [`Failure`], so clients always get JSON. Bodies have limits: a JSON body in size and time, a
+//! streamed body in the pause between two chunks.
 
 use std::convert::Infallible;
 use std::sync::Arc;

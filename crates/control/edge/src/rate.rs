@@ -1,4 +1,7 @@
-//! Limits per owner: how many requests in a second, and how many at once.
+//! Limits per owner.
+//!
+//! [`Rates`] limits the requests of an owner in a second, by a token bucket. [`Slots`] limits the requests in flight,
+//! in total and for each key; a slot is free again when its [`Slot`] is dropped.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,7 @@
-//! Responses that come line by line, and responses that hold something until their last byte.
+//! Streamed responses.
+//!
+//! [`respond`] sends each item as it comes, in the [`Framing`] that the client accepts. [`holding`] keeps a value, such
+//! as a request slot, until the last byte of a response.
 
 use std::convert::Infallible;
 use std::pin::Pin;

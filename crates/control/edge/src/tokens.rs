@@ -1,4 +1,7 @@
-//! Making and revoking tokens. Changes are durable and effective before the request is answered.
+//! Creating and revoking tokens.
+//!
+//! Changes are durable and effective before the request is answered. [`Tokens`] makes one change at a time, so that an
+//! older list never replaces a newer one.
 
 use std::sync::Arc;
 

@@ -1,4 +1,8 @@
-//! The daemon as one value that every request sees.
+//! The daemon as one value that every request shares.
+//!
+//! [`App`] holds the state database, the store, the connection to `forkd-spawn`, the limits and the registry of
+//! sandboxes. [`App::open`] opens all of them; sandboxes of an earlier daemon are adopted afterwards. Work that waits
+//! for the disk goes through [`App::blocking`], off the threads that serve requests.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

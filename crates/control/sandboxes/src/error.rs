@@ -1,4 +1,7 @@
-//! Why an operation was not carried out.
+//! The error of every operation on sandboxes and snapshots.
+//!
+//! [`Error`] has one variant for each part that can fail, with the cause in `source()`. [`Error::code`] is the one
+//! place that maps a failure to the code that clients see; [`Error::hint`] adds advice.
 
 use std::io;
 use std::path::PathBuf;

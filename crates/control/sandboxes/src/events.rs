@@ -1,4 +1,7 @@
-//! Events, for clients that listen. Each belongs to the owner of its object.
+//! Events for clients that listen.
+//!
+//! Each event belongs to the owner of its object. [`Events`] sends to every listener without waiting for one: a slow
+//! listener may fall behind by a fixed number of events.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

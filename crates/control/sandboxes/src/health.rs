@@ -1,4 +1,7 @@
-//! Whether the daemon can do its work, checked at most once a second.
+//! The health of the daemon, checked at most once a second.
+//!
+//! [`Health`] runs one check at a time and gives its result to all requests that arrive meanwhile. A check starts and
+//! changes nothing.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! The content of a fake guest.
+//!
+//! All of it lies in guest memory, so cuts, restores and roll-backs apply to it. The archives in `fixtures/` hold its
+//! encoding: the fields do not change.
 
 use std::collections::BTreeMap;
 

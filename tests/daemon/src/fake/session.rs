@@ -1,4 +1,6 @@
-//! The VMM protocol: one command after another, each answered once.
+//! The VMM protocol of a fake VMM: one command after another, each answered once.
+//!
+//! [`serve`] reads the control socket until the VM ends. Faults strike at named steps.
 
 use std::collections::BTreeMap;
 use std::fs::File;

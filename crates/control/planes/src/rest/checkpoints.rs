@@ -1,4 +1,6 @@
-//! Checkpoints and going back.
+//! Routes that make, list and drop checkpoints, and roll back to one.
+//!
+//! Each request goes into the queue of the sandbox's owner and is carried out even if the client disconnects.
 
 use axum::Json;
 use axum::extract::Path;

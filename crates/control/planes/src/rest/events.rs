@@ -1,4 +1,7 @@
-//! The stream of events.
+//! The route that streams events.
+//!
+//! A client gets the events of its owner only. A client that is too slow gets a `Lagged` event with the number of
+//! lost ones.
 
 use std::sync::Arc;
 

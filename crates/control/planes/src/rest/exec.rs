@@ -1,4 +1,8 @@
-//! Ping, exec, eval.
+//! Routes that ping the agent, run commands and evaluate code in a sandbox.
+//!
+//! The output of a command has a limit, and so has its run time. A program that cannot be run is a result with the exit
+//! code of a shell, not an error of the daemon. Spans carry no arguments and no environment, because both may hold
+//! secrets.
 
 use std::time::Instant;
 

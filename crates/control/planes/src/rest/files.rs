@@ -1,4 +1,6 @@
-//! Files in a sandbox.
+//! Routes that read, write, list, remove and watch files in a sandbox.
+//!
+//! Content is streamed in both directions. A write replaces the file as a whole or not at all.
 
 use axum::Json;
 use axum::body::{Body as RawBody, Bytes};
@@ -25,7 +27,7 @@ const MAX_PATH: usize = 4096;
 /// The most entries of one listing.
 const MAX_ENTRIES: u64 = 10_000;
 
-/// Which file.
+/// The file of a request.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct FileParams {
@@ -244,7 +246,7 @@ pub async fn mkdir(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What to watch.
+/// The path that a client watches.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct WatchParams {

@@ -1,4 +1,7 @@
-//! The REST plane: HTTP in, operations out. Handlers only translate.
+//! The REST plane.
+//!
+//! Handlers translate HTTP requests into operations of `forkd-sandboxes` and results into responses. They take no
+//! decisions. `owned` is the one place that enforces ownership.
 
 mod checkpoints;
 mod document;

@@ -1,4 +1,7 @@
-//! Processes in the background.
+//! Routes that start, list, follow and signal background processes.
+//!
+//! A background process has no time limit and goes on when the client disconnects. Only processes that were started
+//! through the API can be named.
 
 use axum::Json;
 use axum::extract::Path;

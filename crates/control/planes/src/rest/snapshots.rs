@@ -1,4 +1,6 @@
-//! Snapshots, images, the store.
+//! Routes that build, list, share, delete and compact snapshots, and that describe images and the store.
+//!
+//! A response never names a snapshot that does not exist for the actor.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -177,7 +179,7 @@ fn absolute(path: String, what: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// What to do about snapshots that build on the one to delete.
+/// The treatment of snapshots that build on the one to delete.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct DeleteParams {

@@ -1,4 +1,4 @@
-//! Health, version, metrics.
+//! Routes for health, version and metrics. `/healthz` needs no token.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
-//! Programs with input: a WebSocket.
+//! The WebSocket route that runs a program with input, on a terminal if the client asks for one.
+//!
+//! The program is killed when the client disconnects. A program that does not read its input does not hold up its
+//! output.
 
 use std::time::Duration;
 

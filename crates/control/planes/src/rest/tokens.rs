@@ -1,4 +1,4 @@
-//! Tokens. The gate lets only administrators in.
+//! Routes that create, list and revoke tokens. The gate admits administrators only.
 
 use std::sync::Arc;
 

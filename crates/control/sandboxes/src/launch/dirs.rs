@@ -1,4 +1,7 @@
-//! The files of one VM.
+//! The files of each VM: disk layers, console output and the socket of the guest.
+//!
+//! [`Dirs`] knows every path and makes and removes the files. A file that a daemon left when it died is replaced.
+//! Sockets have a directory of their own, because the path of a socket has at most 108 bytes.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -132,7 +135,7 @@ impl Dirs {
         })
     }
 
-    /// Removes everything of a VM. What stays is removed at the next start.
+    /// Removes everything of a VM. Files that cannot be removed now are removed at the next start.
     pub fn remove(&self, id: &SandboxId) {
         let socket = self.vsock(id);
         gone(std::fs::remove_file(&socket), &socket);

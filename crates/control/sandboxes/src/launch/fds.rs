@@ -1,4 +1,7 @@
-//! Descriptors that travel with a message.
+//! Descriptors that travel with a message to the VMM.
+//!
+//! [`SnapshotFiles`] opens the files of a snapshot once for all children of a request. [`check_budget`] refuses a
+//! snapshot with more layers than a restore can send, before the snapshot is made.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;

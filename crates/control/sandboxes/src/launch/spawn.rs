@@ -1,4 +1,7 @@
 //! The connection to `forkd-spawn`.
+//!
+//! [`Launcher`] starts the program if it does not run, and connects again after a failure. It keeps the pidfd of each
+//! VM, so that a VM can be ended without `forkd-spawn`. A VM whose process is known to live is never reported as ended.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -69,8 +72,8 @@ impl Launcher {
         Ok(self.connected().await?.engine())
     }
 
-    /// Takes one shell for each id, under limits that this host can keep. What could not be made is missing from the answer; after a failure some may have been
-    /// made all the same.
+    /// Takes one shell for each ID, under limits that this host can keep. A shell that could not be made is missing
+    /// from the answer; after a failure some may have been made all the same.
     pub async fn take(
         &self,
         shape: Shape,

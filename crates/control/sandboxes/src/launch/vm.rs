@@ -1,4 +1,7 @@
-//! Filling a shell.
+//! Commands that fill a shell: a cold boot from a kernel, or a restore from a snapshot.
+//!
+//! [`boot`] and [`restore`] return when the VM runs; neither waits for the agent. [`check_engine`] refuses a snapshot
+//! whose state only another engine can read.
 
 use std::fs::File;
 

@@ -1,4 +1,7 @@
-//! Branching a running sandbox: a durable snapshot under a name, while the sandbox goes on.
+//! Branching a running sandbox: a durable snapshot under a tag, while the sandbox goes on.
+//!
+//! [`Branch`] is the checked request, [`Branched`] its result. The tag is claimed before the source is stopped
+//! ([`claim`]), so a tag that is taken costs the guest no pause.
 
 use std::sync::Arc;
 
@@ -172,8 +175,8 @@ pub async fn cut(
     })?
 }
 
-/// Claims a tag for an owner, if it is neither stored nor being written. The store refuses a second tag of the same name all the same; this
-/// refuses it before anything is done.
+/// Claims a tag for an owner, if the tag is neither stored nor being written. The store also refuses a second tag of
+/// the same name; this check refuses it before any work is done.
 pub async fn claim(
     app: &App,
     tag: &Tag,

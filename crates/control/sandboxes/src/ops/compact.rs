@@ -1,4 +1,7 @@
-//! Flattening layers into one.
+//! Merging the layers of a snapshot into one.
+//!
+//! [`flatten_memory`] and [`flatten_disks`] write new content to the store and leave the old layers untouched. Both
+//! skip memory and disks that have one layer already.
 
 use std::fs::File;
 use std::io;

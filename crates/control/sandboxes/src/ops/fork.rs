@@ -1,4 +1,7 @@
 //! Forking a running sandbox into live children.
+//!
+//! [`fork`] cuts the sandbox without a tag and starts the children from the cut. The content of the cut lives as long
+//! as the children use it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
-//! Listing, describing, deleting and flattening snapshots.
+//! Operations on stored snapshots: list, describe, share, delete, compact.
+//!
+//! A tag that is being written, or whose writing failed, is listed beside the stored ones. The use of the store and the
+//! search for damage are here, too.
 
 use std::sync::Arc;
 

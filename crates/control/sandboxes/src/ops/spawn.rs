@@ -61,7 +61,7 @@ pub async fn create(app: &Arc<App>, request: CreateRequest) -> Result<Vec<Sandbo
     ready(&children).await
 }
 
-/// Starts children of a tag. What can be refused is refused here.
+/// Starts children of a tag. Every refusal that is possible before the start happens here.
 pub async fn start(
     app: &Arc<App>,
     request: CreateRequest,

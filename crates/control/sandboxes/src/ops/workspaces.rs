@@ -1,4 +1,7 @@
-//! Sandboxes with a name that can be put to sleep.
+//! Workspaces: sandboxes with a name that can be suspended and resumed.
+//!
+//! A suspend writes the state under a new tag and ends the sandbox; a resume starts the sandbox again under its old ID.
+//! Requests for one workspace run one at a time ([`Locks`]). An old state is removed only when the new one is durable.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -271,7 +274,7 @@ async fn remove_strays(app: &Arc<App>, record: &WorkspaceRecord) {
     }
 }
 
-/// Removes a state that is no longer needed. What another state shares with it stays: it is content, not part of a tag.
+/// Removes a state that is no longer needed. Content that another state shares with it stays in the store.
 async fn remove_state(app: &Arc<App>, tag: Tag) -> Result<(), Error> {
     match snapshots::delete(app, tag, Deletion::Force).await {
         Err(error) if error.code() == ErrorCode::SnapshotNotFound => Ok(()),

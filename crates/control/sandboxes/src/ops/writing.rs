@@ -1,4 +1,6 @@
-//! Tags that are being written, and those whose writing failed.
+//! Tags that are being written, and tags whose writing failed.
+//!
+//! [`WritingTags::claim`] gives a tag to one request at a time. Dropping the [`Claimed`] frees the tag.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,7 @@
-//! Finding the sandboxes of an earlier daemon again.
+//! Adoption: a new daemon takes over the sandboxes of an earlier one.
+//!
+//! [`adopt`] compares the stored records with the VMs that `forkd-spawn` still has. A sandbox that was acknowledged and
+//! has a VM goes on; one without a VM is marked as failed. A VM without an acknowledged sandbox is ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +24,7 @@ pub struct Adopted {
     pub adopted: usize,
     /// Their VM is gone.
     pub vanished: usize,
-    /// VMs that were never acknowledged to a client; they were ended.
+    /// VMs that no acknowledged sandbox needs; they were ended.
     pub ended: usize,
 }
 

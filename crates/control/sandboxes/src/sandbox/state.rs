@@ -1,4 +1,13 @@
-//! Where a sandbox is in its life, and where it can go from there.
+//! The phases of a sandbox and the steps between them.
+//!
+//! ```text
+//! Launching ──Ready──► Running ⇄ Paused      (Pause, Resume)
+//!                      Running ⇄ Cutting     (BeginCut, EndCut)
+//! any but Stopping and Failed ──Ended──► Failed
+//! any but Stopping ──Stop──► Stopping
+//! ```
+//!
+//! [`Phase::after`] is the only place that decides whether a step is allowed.
 
 use forkd_api::SandboxState;
 
@@ -104,7 +113,7 @@ mod tests {
             let mut phase = Phase::Launching;
             for step in path.into_iter().map(|at| STEPS[at]) {
                 let Some(next) = phase.after(step) else { continue };
-                // What is being ended never comes back.
+                // A sandbox that is being ended never comes back.
                 prop_assert!(phase != Phase::Stopping);
                 // A failed sandbox can only be removed.
                 prop_assert!(phase != Phase::Failed || next == Phase::Stopping);

@@ -1,4 +1,7 @@
-//! Tokens, and who owns which snapshot.
+//! Tokens and the owners of snapshots in the state database.
+//!
+//! Only the hash of a token is stored. From the first token on, clients need one, also after the last was deleted
+//! ([`IssuedTokens`]).
 
 use std::collections::HashMap;
 

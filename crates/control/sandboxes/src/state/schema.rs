@@ -1,4 +1,7 @@
-//! The tables, and how older ones become these.
+//! The tables of the state database and the migration of older files.
+//!
+//! `STEPS` holds one migration per schema version; `user_version` counts those that were applied. Each step commits
+//! together with its number. A file of a newer version is refused.
 
 use std::path::Path;
 

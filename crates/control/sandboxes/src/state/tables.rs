@@ -1,4 +1,6 @@
-//! Reading and writing the tables.
+//! Queries on sandboxes, workspaces and idempotency keys.
+//!
+//! A sandbox whose record cannot be read does not hide the others: [`Stored`] lists such rows apart.
 
 use forkd_types::{SandboxId, Tag};
 use rusqlite::{Connection, OptionalExtension, params};

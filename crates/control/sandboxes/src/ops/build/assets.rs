@@ -1,4 +1,8 @@
 //! Kernel, initial RAM disk and root disk of a parent.
+//!
+//! [`find`] opens everything that a [`BuildRequest`] names; `forkd-image` makes parts that are not installed. A request
+//! may name files only in the allowed directories. A file is opened once and its path is not used again, because the
+//! path may lead elsewhere by then.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

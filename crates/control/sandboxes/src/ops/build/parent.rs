@@ -1,4 +1,7 @@
 //! One parent, from boot to snapshot.
+//!
+//! [`make`] boots a VM, waits for its agent, warms it up, cuts it and stores the cut. The parent has an owner like any
+//! sandbox, but is not registered: no request can name it.
 
 use std::fs::File;
 use std::sync::Arc;

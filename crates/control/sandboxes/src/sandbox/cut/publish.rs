@@ -1,4 +1,7 @@
 //! From the files of a cut to its destination.
+//!
+//! The files become content of the store, and the record of the sandbox names that content in their place. Only
+//! `Cut::reach` decides whether the content gets a tag and becomes durable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, oneshot};
 use super::checkpoint::CheckpointAsk;
 use super::handle::SandboxHandle;
 use super::identity;
-use super::layers::new_layers;
+use super::layers::vm_files;
 use super::owner::{Ask, SandboxOwner};
 use super::source::SourceSnapshot;
 use super::state::Step;
@@ -123,7 +123,7 @@ async fn fill_shell(
     let record = sandbox.update(|record| record.pid = Some(taken.vm.pid));
     let files = {
         let record = record.clone();
-        app.blocking(move |app| child_files(app, &record)).await?
+        app.blocking(move |app| vm_files(app, &record)).await?
     };
     let (vmm, events) = Vmm::new(taken.control, EPOCH, taken.vm.capabilities)
         .map_err(Error::io("use", "the control socket of a VMM"))?;
@@ -159,12 +159,6 @@ async fn fill_shell(
     sandbox.step(Step::Ready);
     app.events.tell(EventKind::SandboxReady, &sandbox.id, None);
     Ok(owner)
-}
-
-fn child_files(app: &App, record: &SandboxRecord) -> Result<VmFiles, Error> {
-    let mut files = app.dirs.create(&record.id)?;
-    files.layers = new_layers(app, record)?;
-    Ok(files)
 }
 
 /// Restores the VM and gives its guest an identity of its own: when this returns, the child is ready.

@@ -13,9 +13,16 @@ use super::disk_budget;
 use super::owner::SandboxOwner;
 use crate::app::App;
 use crate::error::Error;
-use crate::launch::{FdList, NewDisk, NewLayer};
+use crate::launch::{FdList, NewDisk, NewLayer, VmFiles};
 use crate::ops::compact::{merge_layers, open_blob};
 use crate::state::{LayerRef, SandboxRecord};
+
+/// The files that a new VM starts with.
+pub(crate) fn vm_files(app: &App, record: &SandboxRecord) -> Result<VmFiles, Error> {
+    let mut files = app.dirs.create(&record.id)?;
+    files.layers = new_layers(app, record)?;
+    Ok(files)
+}
 
 /// New, empty layers for the writable disks.
 pub(crate) fn new_layers(app: &App, record: &SandboxRecord) -> Result<Vec<NewLayer>, Error> {

@@ -28,7 +28,7 @@ use crate::launch::{self, BootInput, VmFiles};
 use crate::ops::writing::Claimed;
 use crate::sandbox::birth::EPOCH;
 use crate::sandbox::cut::{AboutParent, cut_parent};
-use crate::sandbox::layers::new_layers;
+use crate::sandbox::layers::vm_files;
 use crate::sandbox::owner::SandboxOwner;
 use crate::state::{DiskStack, SandboxRecord};
 
@@ -186,7 +186,7 @@ impl Parent {
         let record = record(id.clone(), tag, engine, assets, base);
         let (files, record) = app
             .blocking(move |app| {
-                let files = parent_files(app, &record)?;
+                let files = vm_files(app, &record)?;
                 Ok((files, record))
             })
             .await?;
@@ -261,12 +261,6 @@ impl Parent {
             .await?;
         Ok(())
     }
-}
-
-fn parent_files(app: &App, record: &SandboxRecord) -> Result<VmFiles, Error> {
-    let mut files = app.dirs.create(&record.id)?;
-    files.layers = new_layers(app, record)?;
-    Ok(files)
 }
 
 async fn warm_up(client: &Calls, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {

@@ -21,7 +21,7 @@ use super::state::Step;
 use crate::app::App;
 use crate::error::Error;
 use crate::launch::{self, StartedVm, VmFiles};
-use crate::state::{SandboxRecord, StoredState};
+use crate::state::StoredState;
 use crate::trace::TARGET;
 use crate::{agent_limits, clock, touched};
 

@@ -161,7 +161,7 @@ fn image_data(image: &ImageLayers) -> Vec<PageRange> {
 fn data_in(file: &impl AsFd, start: u64, end: u64) -> Vec<Range<u64>> {
     DataRanges::new(file, start..end)
         .collect::<io::Result<_>>()
-        .unwrap_or_else(|_| vec![start..end])
+        .unwrap_or_else(|_| std::iter::once(start..end).collect())
 }
 
 #[cfg(test)]

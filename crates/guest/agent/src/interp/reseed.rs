@@ -28,9 +28,12 @@ const QUEUE_TIME: Duration = Duration::from_secs(1);
 /// from being ready.
 const IN_CALL_TIME: Duration = Duration::from_secs(10);
 
+/// An interpreter and its pending answer.
+type Asked = (Rc<Interp>, JoinHandle<Result<(), String>>);
+
 /// Interpreters that were asked to reseed.
 pub struct Reseeding {
-    asked: Vec<(Rc<Interp>, JoinHandle<Result<(), String>>)>,
+    asked: Vec<Asked>,
 }
 
 impl Interps {

@@ -373,7 +373,8 @@ mod tests {
 
     #[test]
     fn hidden_features_are_refused_though_the_host_supports_them() {
-        let features: [(u32, fn(&mut kvm_cpuid_entry2)); 4] = [
+        type Show = fn(&mut kvm_cpuid_entry2);
+        let features: [(u32, Show); 4] = [
             (1, |e| e.ecx |= 1 << 5),
             (7, |e| e.ebx |= 1 << 2),
             (0x8000_0001, |e| e.ecx |= 1 << 2),

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, chain};
 use crate::events::Events;
 use crate::launch::{Dirs, Launcher};
-use crate::limits::Limits;
+use crate::limits::{CutSlot, Limits};
 use crate::ops::writing::WritingTags;
 use crate::owners::SnapshotOwners;
 use crate::private::{passage_dir, private_dir};
@@ -161,6 +161,14 @@ impl App {
         tokio::task::spawn_blocking(move || work(&app))
             .await
             .map_err(|_| Error::Task)?
+    }
+
+    /// Room for a cut. A store above its limit collects first, which waits for the disk.
+    pub async fn cut_slot(self: &Arc<Self>) -> Result<CutSlot, Error> {
+        if self.store.limit().is_none() {
+            return self.limits.cut(&self.store);
+        }
+        self.blocking(|app| app.limits.cut(&app.store)).await
     }
 
     /// Refuses when the daemon is about to stop.

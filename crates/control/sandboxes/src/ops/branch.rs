@@ -99,7 +99,7 @@ pub async fn branch(app: &Arc<App>, id: &SandboxId, request: Branch) -> Result<B
     app.check_open()?;
     let sandbox = app.sandboxes.get(id)?;
     check_parent(&sandbox, request.parent.as_ref())?;
-    let slot = app.limits.cut(&app.store)?;
+    let slot = app.cut_slot().await?;
     let tag = match &request.tag {
         Some(tag) => tag.clone(),
         None => made_up_tag(id)?,

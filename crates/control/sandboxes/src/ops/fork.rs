@@ -34,7 +34,7 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
     let sandbox = app.sandboxes.get(id)?;
     // Everything that can be refused is refused before the source is stopped.
     let slots = app.limits.children(&fork.owner, fork.count)?;
-    let cut_slot = app.limits.cut(&app.store)?;
+    let cut_slot = app.cut_slot().await?;
     let record = sandbox.record();
     let lineage = record.as_parent();
     let request = CreateRequest {

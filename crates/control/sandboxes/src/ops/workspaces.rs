@@ -206,7 +206,7 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
         return Err(wrong_state(name, "is not running", status));
     };
     let sandbox = app.sandboxes.get(&id)?;
-    let slot = app.limits.cut(&app.store)?;
+    let slot = app.cut_slot().await?;
     remove_strays(app, &record).await;
     let tag = new_state_tag(name)?;
     let mode = if diff { CutMode::Diff } else { CutMode::Full };

@@ -17,6 +17,7 @@ use forkd_store::Lease;
 use forkd_vmm_link::{Vmm, VmmCallError, VmmEvents};
 use forkd_vmm_proto::{Capability, Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
+use tracing::{Instrument, Span};
 
 use super::birth::{self, Birth};
 use super::checkpoint::{self, CheckpointAsk};
@@ -106,12 +107,15 @@ pub fn start(
     );
     let sandbox = Arc::new(sandbox);
     app.sandboxes.insert(&sandbox);
-    crate::trace::spawn(live(
+    // The birth is part of the trace of the request; the life after it is not.
+    let span = Span::current();
+    tokio::spawn(live(
         Arc::clone(app),
         Arc::clone(&sandbox),
         queue,
         slot,
         birth,
+        span,
     ));
     sandbox
 }
@@ -123,8 +127,9 @@ async fn live(
     mut queue: mpsc::Receiver<Ask>,
     mut slot: VmSlot,
     birth: Birth,
+    span: Span,
 ) {
-    let lease = match birth::bear(&app, &sandbox, birth).await {
+    let lease = match birth::bear(&app, &sandbox, birth).instrument(span).await {
         Ok(mut owner) => {
             slot.started();
             owner.serve(&mut queue).await;

@@ -33,7 +33,11 @@ have() { command -v "$1" >/dev/null 2>&1; }
 probe_kvm() {
     # No daemon is asked. doctor exits with 1 if any check fails.
     { "$bin/forkd" doctor --json --daemon-url http://127.0.0.1:1 </dev/null 2>/dev/null || true; } |
-        sed -n '/"name": "kvm"/,/"detail"/s/^ *"detail": "\([a-z]*\).*/\1/p' | grep . || die "forkd doctor says nothing about KVM"
+        awk -F'"' '/{/ { detail = name = "" }
+            $2 == "detail" { detail = $4 }
+            $2 == "name" { name = $4 }
+            /}/ && name == "kvm" { sub(/[^a-z].*/, "", detail); print detail; exit }' |
+        grep . || die "forkd doctor says nothing about KVM"
 }
 
 # Milliseconds since the epoch. Not bash's SECONDS: that one can be set from outside.

@@ -309,14 +309,21 @@ async fn warm_up(client: &Calls, request: &BuildRequest, assets: &Assets) -> Res
                 ..ExecRequest::default()
             })
             .await
-            .map_err(Error::agent("the warm-up command could not be run"))?;
+            .map_err(|error| match error {
+                // The agent works; the command of the request does not.
+                forkd_agent_client::Error::Agent(refused) => Error::refused(
+                    ErrorCode::InvalidRequest,
+                    format!("the warm-up command cannot be run: {}", refused.message),
+                ),
+                other => Error::agent("the warm-up command could not be run")(other),
+            })?;
         if !done.result.status.success() {
             let stderr: String = String::from_utf8_lossy(&done.stderr)
                 .chars()
                 .take(500)
                 .collect();
             return Err(Error::refused(
-                ErrorCode::AgentFailed,
+                ErrorCode::InvalidRequest,
                 format!(
                     "the warm-up command ended with {:?}: {}",
                     done.result.status,
@@ -336,7 +343,7 @@ async fn warm_up(client: &Calls, request: &BuildRequest, assets: &Assets) -> Res
             .map_err(Error::agent("the warm-up code could not be run"))?;
         if let Some(error) = done.result.error {
             return Err(Error::refused(
-                ErrorCode::AgentFailed,
+                ErrorCode::InvalidRequest,
                 format!("the warm-up code raised {}: {}", error.name, error.message),
             ));
         }

@@ -132,6 +132,8 @@ daemon_cases() {
     url=$(daemon_url)
     if [ -n "$soak" ]; then
         python=$(clients_python schemathesis==4.32.5)
+        # The machine was filled anew, perhaps without the snapshot.
+        "$bin/forkd" run --image python-numpy -- true </dev/null >&2
         daemon_case "daemon: requests made from the document" python3 "$clients/document.py" "$(dirname "$python")/schemathesis" "$url" "$tag"
         systemd_case
     fi

@@ -393,6 +393,7 @@ mod tests {
     use forkd_agent_client::Options;
     use guest::{Control, Decoder, Frame, Hello, Kind, frame};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::sync::oneshot;
 
     async fn next_frame(io: &mut DuplexStream, decoder: &mut Decoder) -> Frame {
         loop {
@@ -419,8 +420,8 @@ mod tests {
         next_frame(&mut io, &mut decoder).await
     }
 
-    /// Says hello and nothing else, and gives what the host says after its request.
-    async fn deaf(mut io: DuplexStream) -> Frame {
+    /// Says hello and nothing else, tells `asked` when the request is there, and gives what the host says after it.
+    async fn deaf(mut io: DuplexStream, asked: oneshot::Sender<()>) -> Frame {
         let mut decoder = Decoder::new();
         next_frame(&mut io, &mut decoder).await;
         let hello = serde_json::to_vec(&Hello::default()).unwrap();
@@ -429,16 +430,20 @@ mod tests {
             .unwrap();
         let request = next_frame(&mut io, &mut decoder).await;
         assert_eq!(request.kind, Kind::Request);
+        asked.send(()).unwrap();
         next_frame(&mut io, &mut decoder).await
     }
 
     #[tokio::test]
     async fn a_command_that_never_starts_does_not_outlive_its_reader() {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
-        let agent = tokio::spawn(deaf(theirs));
+        let (asked, is_asked) = oneshot::channel();
+        let agent = tokio::spawn(deaf(theirs, asked));
         let client = Client::connect(ours, Options::default()).await.unwrap();
         let (frames, reader) = mpsc::channel(FRAMES);
         let following = tokio::spawn(follow(client, guest::ExecRequest::default(), None, frames));
+        // A reader that leaves before that has asked for nothing.
+        is_asked.await.unwrap();
         drop(reader);
         following.await.unwrap();
         assert_eq!(agent.await.unwrap().kind, Kind::Control);

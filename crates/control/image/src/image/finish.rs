@@ -3,20 +3,20 @@
 //! Adds the recipe's files, the environment and a host name; removes caches, logs and identities that an
 //! installation leaves behind.
 
-use crate::recipe::Recipe;
+use std::collections::BTreeMap;
+
+use crate::recipe::{Base, Recipe};
 use crate::root::tree::{Content, Meta, Node, Tree, TreeError};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Valid until the agent gives the guest its own name.
 const HOSTNAME: &str = "forkd";
 
-/// Folders that are needed only during the installation, or that are mounted over.
-const EMPTIED: [&str; 9] = [
-    "dev",
-    "proc",
-    "run",
-    "sys",
-    "tmp",
+/// Folders that are mounted over in a guest.
+const MOUNTED: [&str; 5] = ["dev", "proc", "run", "sys", "tmp"];
+
+/// Folders that are needed only during an installation of Debian's packages.
+const EMPTIED: [&str; 4] = [
     "var/cache/apt",
     "var/cache/ldconfig",
     "var/lib/apt/lists",
@@ -32,16 +32,23 @@ const REMOVED: [&str; 5] = [
     "var/lib/dpkg/status-old",
 ];
 
-/// Completes the tree of an image.
-pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
-    for path in REMOVED {
-        tree.remove(path);
-    }
-    for path in EMPTIED {
-        tree.clear(path);
-        if tree.get(path).is_none() {
-            tree.put(path, Node::Directory(Meta::root(0o755)))?;
+/// Completes the tree of an image. `env` is the environment that its source brings; the recipe overrides it.
+pub fn finish(
+    tree: &mut Tree,
+    recipe: &Recipe,
+    env: &BTreeMap<String, String>,
+) -> Result<(), TreeError> {
+    // Somebody else's image is left as it is, apart from what a guest needs.
+    if matches!(recipe.base, Base::Debian { .. }) {
+        for path in REMOVED {
+            tree.remove(path);
         }
+        for path in EMPTIED {
+            empty(tree, path)?;
+        }
+    }
+    for path in MOUNTED {
+        empty(tree, path)?;
     }
     // An empty machine-id is filled in at each start; a missing one is an error to some programs.
     put(tree, "etc/machine-id", "")?;
@@ -56,7 +63,7 @@ pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
         "etc/resolv.conf",
         "# filled in by forkd-agent when the guest has a network\n",
     )?;
-    let environment = environment(recipe);
+    let environment = environment(recipe, env);
     put(tree, "etc/environment", &environment)?;
     put(tree, "etc/forkd/env", &environment)?;
     for file in &recipe.files {
@@ -66,14 +73,26 @@ pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
     Ok(())
 }
 
+/// Makes a folder, and removes what is in it. A link in its place, such as `tmp` to `var/tmp`, is replaced.
+fn empty(tree: &mut Tree, path: &str) -> Result<(), TreeError> {
+    tree.clear(path);
+    if !matches!(tree.get(path), Some(Node::Directory(_))) {
+        let mode = if path == "tmp" { 0o1777 } else { 0o755 };
+        tree.put(path, Node::Directory(Meta::root(mode)))?;
+    }
+    Ok(())
+}
+
 /// Writes a file over the existing one, or over a link.
 fn put(tree: &mut Tree, path: &str, text: &str) -> Result<(), TreeError> {
-    tree.put_text(path, 0o644, text)
+    let path = tree.through_links(path)?;
+    tree.put_text(&path, 0o644, text)
 }
 
 /// `KEY=VALUE` lines. The recipe may override `PATH`, too.
-fn environment(recipe: &Recipe) -> String {
-    let mut env = recipe.env.clone();
+fn environment(recipe: &Recipe, of_source: &BTreeMap<String, String>) -> String {
+    let mut env = of_source.clone();
+    env.extend(recipe.env.clone());
     env.entry("PATH".into()).or_insert_with(|| PATH.into());
     env.into_iter()
         .map(|(name, value)| format!("{name}={value}\n"))
@@ -102,7 +121,7 @@ mod tests {
         )
         .unwrap();
         let recipe = Recipe::built_in("python-numpy").unwrap();
-        finish(&mut tree, &recipe).unwrap();
+        finish(&mut tree, &recipe, &BTreeMap::new()).unwrap();
         assert_eq!(tree.read("etc/machine-id").unwrap(), b"");
         assert!(tree.read("etc/resolv.conf").is_ok());
         let env = String::from_utf8(tree.read("etc/forkd/env").unwrap()).unwrap();
@@ -117,13 +136,29 @@ mod tests {
     }
 
     #[test]
+    fn a_container_image_keeps_its_logs_and_gets_its_environment() {
+        let mut tree = Tree::default();
+        tree.put_text("var/log/x", 0o644, "x").unwrap();
+        tree.put("etc", Node::Symlink(Meta::root(0o777), "usr/etc".into()))
+            .unwrap();
+        tree.put("tmp", Node::Symlink(Meta::root(0o777), "/gone".into()))
+            .unwrap();
+        let recipe = Recipe::of_image("x".parse().unwrap(), "oci:x", forkd_types::MiB(64));
+        let env = BTreeMap::from([("PATH".into(), "/app".into())]);
+        finish(&mut tree, &recipe, &env).unwrap();
+        assert!(tree.get("var/log/x").is_some());
+        assert!(matches!(tree.get("tmp"), Some(Node::Directory(_))));
+        assert_eq!(tree.read("usr/etc/forkd/env").unwrap(), b"PATH=/app\n");
+    }
+
+    #[test]
     fn the_recipes_files_have_the_last_word() {
         let text = "schema = 1\nname = \"x\"\ndisk_mib = 256\nmemory_mib = 128\nvcpus = 1\n\
             [base]\ndebian = \"trixie\"\n[env]\nPATH = \"/bin\"\n\
             [[files]]\npath = \"/etc/hostname\"\ncontent = \"mine\"\nmode = 0o600\n";
         let recipe = Recipe::parse(text, std::path::Path::new("r")).unwrap();
         let mut tree = Tree::default();
-        finish(&mut tree, &recipe).unwrap();
+        finish(&mut tree, &recipe, &BTreeMap::new()).unwrap();
         assert_eq!(tree.read("etc/hostname").unwrap(), b"mine");
         assert_eq!(tree.read("etc/environment").unwrap(), b"PATH=/bin\n");
     }

@@ -149,12 +149,20 @@ impl Context<'_> {
 
     fn container_image(&self, source: &Source, what: &What) -> Result<Image, Error> {
         let name = what.name.clone().unwrap_or_else(|| source.short_name());
-        let name = name.parse().map_err(|source| Error::Name { name, source })?;
+        let name = name
+            .parse()
+            .map_err(|source| Error::Name { name, source })?;
         let found = OciRoot::open(source, &Platform::host())?;
         let disk = MiB(what.disk_mib.unwrap_or(DISK_MIB));
         let recipe = Recipe::of_image(name, &source.to_string(), disk);
         let refresh = self.args.refresh;
-        Ok(image::build(&self.cache, &recipe, &found, refresh, &self.progress)?)
+        Ok(image::build(
+            &self.cache,
+            &recipe,
+            &found,
+            refresh,
+            &self.progress,
+        )?)
     }
 
     fn recipe_image(&self, what: &What) -> Result<Image, Error> {

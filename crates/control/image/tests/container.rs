@@ -79,7 +79,11 @@ impl Example {
         other["platform"]["architecture"] = json!("arm64");
         let index = json!({"schemaVersion": 2, "manifests": [other, ours]});
         fs::write(folder.join("index.json"), index.to_string()).unwrap();
-        fs::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+        fs::write(
+            folder.join("oci-layout"),
+            r#"{"imageLayoutVersion":"1.0.0"}"#,
+        )
+        .unwrap();
     }
 
     /// Writes what `docker save` writes.
@@ -142,7 +146,10 @@ fn every_form_becomes_the_same_root() {
         assert!(disk.resolve("/app/old").is_err(), "{source}");
         assert!(disk.resolve("/srv/work").is_ok(), "{source}");
         let env = String::from_utf8(read("/etc/forkd/env")).unwrap();
-        assert!(env.contains("GREETING=hello\n") && env.contains("PATH="), "{env}");
+        assert!(
+            env.contains("GREETING=hello\n") && env.contains("PATH="),
+            "{env}"
+        );
     }
 }
 
@@ -154,7 +161,9 @@ fn a_blob_that_was_changed_is_refused() {
     let source: Source = format!("oci:{}", folder.path().display()).parse().unwrap();
     let config = Digest::of(&example.config).hex();
     let path = folder.path().join("blobs/sha256").join(config);
-    let changed = String::from_utf8(example.config).unwrap().replace("1000", "0000");
+    let changed = String::from_utf8(example.config)
+        .unwrap()
+        .replace("1000", "0000");
     fs::write(path, changed).unwrap();
     let error = OciRoot::open(&source, &Platform::host()).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();

@@ -111,11 +111,17 @@ impl Archive {
         };
         let manifest = self.get(MANIFEST).ok_or_else(|| missing(MANIFEST))?;
         let bytes = read(&manifest, MANIFEST, limits::MANIFEST)?;
-        let saved: Vec<Saved> = serde_json::from_slice(&bytes).map_err(|source| OciError::Syntax {
-            what: MANIFEST.into(),
-            source,
-        })?;
-        let tags = || saved.iter().flat_map(|saved| saved.repo_tags.iter().flatten().cloned()).collect();
+        let saved: Vec<Saved> =
+            serde_json::from_slice(&bytes).map_err(|source| OciError::Syntax {
+                what: MANIFEST.into(),
+                source,
+            })?;
+        let tags = || {
+            saved
+                .iter()
+                .flat_map(|saved| saved.repo_tags.iter().flatten().cloned())
+                .collect()
+        };
         let chosen = match name {
             Some(name) => saved
                 .iter()
@@ -127,15 +133,21 @@ impl Archive {
             name: name.unwrap_or_default().to_owned(),
             there: tags(),
         })?;
-        let config = self.get(&chosen.config).ok_or_else(|| missing("configuration"))?;
+        let config = self
+            .get(&chosen.config)
+            .ok_or_else(|| missing("configuration"))?;
         let config = read(&config, "the configuration", limits::CONFIG)?;
-        let blobs = chosen
-            .layers
-            .iter()
-            .map(|layer| self.get(layer).ok_or_else(|| missing("layer that it names")));
+        let blobs = chosen.layers.iter().map(|layer| {
+            self.get(layer)
+                .ok_or_else(|| missing("layer that it names"))
+        });
         // Nothing else names the image: its configuration names every layer by digest.
         let digest = Digest::of(&config);
-        Image::new(digest, Config::parse(&config)?, blobs.collect::<Result<_, _>>()?)
+        Image::new(
+            digest,
+            Config::parse(&config)?,
+            blobs.collect::<Result<_, _>>()?,
+        )
     }
 }
 

@@ -65,7 +65,11 @@ impl Config {
         })?;
         let diff_ids = wire.rootfs.diff_ids;
         check("rootfs.diff_ids", diff_ids.len() <= limits::LAYERS, || {
-            format!("it names {} layers, at most {} are allowed", diff_ids.len(), limits::LAYERS)
+            format!(
+                "it names {} layers, at most {} are allowed",
+                diff_ids.len(),
+                limits::LAYERS
+            )
         })?;
         let run = wire.config.unwrap_or_default();
         let working_dir = some_text("WorkingDir", run.working_dir)?;
@@ -105,7 +109,10 @@ fn check(
 /// Text for the guest: no end of a C string in it, and no new line, since it stands in files of lines.
 fn text(field: &'static str, text: &str) -> Result<(), OciError> {
     check(field, text.len() <= MAX_TEXT, || {
-        format!("a value has {} bytes, at most {MAX_TEXT} are allowed", text.len())
+        format!(
+            "a value has {} bytes, at most {MAX_TEXT} are allowed",
+            text.len()
+        )
     })?;
     check(field, !text.contains(['\0', '\n']), || {
         "a value has a zero byte or a new line in it".into()
@@ -122,7 +129,10 @@ fn some_text(field: &'static str, value: Option<String>) -> Result<Option<String
 
 fn variables(list: Vec<String>) -> Result<BTreeMap<String, String>, OciError> {
     check("Env", list.len() <= MAX_VARIABLES, || {
-        format!("there are {} variables, at most {MAX_VARIABLES} are allowed", list.len())
+        format!(
+            "there are {} variables, at most {MAX_VARIABLES} are allowed",
+            list.len()
+        )
     })?;
     let mut env = BTreeMap::new();
     for line in list {
@@ -139,12 +149,17 @@ fn variables(list: Vec<String>) -> Result<BTreeMap<String, String>, OciError> {
 
 fn arguments(field: &'static str, list: Vec<String>) -> Result<Vec<String>, OciError> {
     check(field, list.len() <= MAX_ARGUMENTS, || {
-        format!("there are {} arguments, at most {MAX_ARGUMENTS} are allowed", list.len())
+        format!(
+            "there are {} arguments, at most {MAX_ARGUMENTS} are allowed",
+            list.len()
+        )
     })?;
     for argument in &list {
-        check(field, argument.len() <= MAX_TEXT && !argument.contains('\0'), || {
-            "an argument is too long or has a zero byte in it".into()
-        })?;
+        check(
+            field,
+            argument.len() <= MAX_TEXT && !argument.contains('\0'),
+            || "an argument is too long or has a zero byte in it".into(),
+        )?;
     }
     Ok(list)
 }
@@ -181,7 +196,10 @@ mod tests {
 
     #[test]
     fn what_could_reach_a_file_of_lines_is_refused() {
-        for (field, value) in [("Env", r#"["A=b\nROOT=1"]"#), ("WorkingDir", r#""relative""#)] {
+        for (field, value) in [
+            ("Env", r#"["A=b\nROOT=1"]"#),
+            ("WorkingDir", r#""relative""#),
+        ] {
             let text = format!(r#"{{"config":{{"{field}":{value}}},"rootfs":{{"diff_ids":[]}}}}"#);
             let error = Config::parse(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(field), "{error}");

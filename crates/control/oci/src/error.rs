@@ -46,7 +46,10 @@ pub enum OciError {
     NoBlob { digest: Digest },
     #[error("there is no image {name:?}; there is: {}", listed(there))]
     NoName { name: String, there: Vec<String> },
-    #[error("there are several images, and none was named; there is: {}", listed(there))]
+    #[error(
+        "there are several images, and none was named; there is: {}",
+        listed(there)
+    )]
     Several { there: Vec<String> },
     #[error("the image is not for {wanted}; it is for: {}", listed(there))]
     NoPlatform { wanted: String, there: Vec<String> },
@@ -61,14 +64,22 @@ pub enum OciError {
         source: io::Error,
     },
     #[error("the configuration of the image has a bad {field}: {problem}")]
-    Config { field: &'static str, problem: String },
+    Config {
+        field: &'static str,
+        problem: String,
+    },
 }
 
 fn listed(names: &[String]) -> String {
     if names.is_empty() {
         return "nothing".into();
     }
-    let mut text = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
+    let mut text = names
+        .iter()
+        .take(20)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
     if names.len() > 20 {
         text.push_str(", …");
     }
@@ -76,7 +87,10 @@ fn listed(names: &[String]) -> String {
 }
 
 impl OciError {
-    pub(crate) fn io(action: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(
+        action: &'static str,
+        path: &std::path::Path,
+    ) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io {
             action,

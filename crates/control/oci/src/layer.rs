@@ -128,7 +128,12 @@ mod tests {
         let plain = b"not an archive, but bytes".repeat(1000);
         let two_members = [gzip(&plain[..9000]), gzip(&plain[9000..])].concat();
         let zstd = zstd::encode_all(&plain[..], 3).unwrap();
-        for (name, bytes) in [("plain", plain.clone()), ("gzip", gzip(&plain)), ("members", two_members), ("zstd", zstd)] {
+        for (name, bytes) in [
+            ("plain", plain.clone()),
+            ("gzip", gzip(&plain)),
+            ("members", two_members),
+            ("zstd", zstd),
+        ] {
             let promised = Some(Digest::of(&plain));
             let into = folder.path().join(name);
             unpack(&blob(&bytes), name, promised, &into, &mut Budget::default()).unwrap();
@@ -141,7 +146,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let into = folder.path().join("x");
         let promised = Some(Digest::of(b"a"));
-        let error = unpack(&blob(b"b"), "layer 1", promised, &into, &mut Budget::default());
+        let error = unpack(
+            &blob(b"b"),
+            "layer 1",
+            promised,
+            &into,
+            &mut Budget::default(),
+        );
         assert!(matches!(error, Err(OciError::Digest { .. })));
     }
 
@@ -150,10 +161,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let zeros = vec![0; (limits::FREE as usize) + 1];
         let bomb = zstd::encode_all(&zeros[..], 3).unwrap();
-        let error = unpack(&blob(&bomb), "x", None, &folder.path().join("a"), &mut Budget::default());
+        let error = unpack(
+            &blob(&bomb),
+            "x",
+            None,
+            &folder.path().join("a"),
+            &mut Budget::default(),
+        );
         assert!(matches!(error, Err(OciError::Limit { .. })), "{error:?}");
         let cut = &gzip(&[7; 5000])[..20];
-        let error = unpack(&blob(cut), "x", None, &folder.path().join("b"), &mut Budget::default());
+        let error = unpack(
+            &blob(cut),
+            "x",
+            None,
+            &folder.path().join("b"),
+            &mut Budget::default(),
+        );
         assert!(matches!(error, Err(OciError::Unpack { .. })), "{error:?}");
     }
 }

@@ -36,7 +36,9 @@ impl Layout {
             Self::Folder(folder) => {
                 let path = folder.join(name);
                 match File::open(&path) {
-                    Ok(file) => Ok(Some(Part::whole(file).map_err(OciError::io("read", &path))?)),
+                    Ok(file) => Ok(Some(
+                        Part::whole(file).map_err(OciError::io("read", &path))?,
+                    )),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                     Err(error) => Err(OciError::io("open", &path)(error)),
                 }
@@ -104,8 +106,15 @@ impl Layout {
     fn assemble(&self, digest: Digest, manifest: &Manifest) -> Result<Image, OciError> {
         let what = format!("the configuration {}", manifest.config.digest);
         let bytes = self.checked(manifest.config.digest, &what, limits::CONFIG)?;
-        let blobs = manifest.layers.iter().map(|layer: &Descriptor| self.blob(layer.digest));
-        Image::new(digest, Config::parse(&bytes)?, blobs.collect::<Result<_, _>>()?)
+        let blobs = manifest
+            .layers
+            .iter()
+            .map(|layer: &Descriptor| self.blob(layer.digest));
+        Image::new(
+            digest,
+            Config::parse(&bytes)?,
+            blobs.collect::<Result<_, _>>()?,
+        )
     }
 }
 

@@ -145,16 +145,22 @@ impl Index {
     /// The entry for a platform. An entry without one fits any.
     pub fn choose(&self, wanted: &Platform) -> Result<&Descriptor, OciError> {
         let fits = |entry: &&Descriptor| {
-            entry.platform.as_ref().is_none_or(|platform| platform.fits(wanted))
+            entry
+                .platform
+                .as_ref()
+                .is_none_or(|platform| platform.fits(wanted))
         };
-        self.manifests.iter().find(fits).ok_or_else(|| OciError::NoPlatform {
-            wanted: wanted.to_string(),
-            there: self
-                .manifests
-                .iter()
-                .filter_map(|entry| entry.platform.as_ref().map(Platform::to_string))
-                .collect(),
-        })
+        self.manifests
+            .iter()
+            .find(fits)
+            .ok_or_else(|| OciError::NoPlatform {
+                wanted: wanted.to_string(),
+                there: self
+                    .manifests
+                    .iter()
+                    .filter_map(|entry| entry.platform.as_ref().map(Platform::to_string))
+                    .collect(),
+            })
     }
 
     /// The entries of the image with this name; without a name, all entries if they are one image.
@@ -198,7 +204,10 @@ mod tests {
     }
 
     fn index(entries: &[String]) -> Index {
-        let text = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entries.join(","));
+        let text = format!(
+            r#"{{"schemaVersion":2,"manifests":[{}]}}"#,
+            entries.join(",")
+        );
         match Document::parse(text.as_bytes(), "the index").unwrap() {
             Document::Index(index) => index,
             other => panic!("{other:?}"),
@@ -215,7 +224,10 @@ mod tests {
             ..Platform::host()
         };
         let error = index.choose(&wanted).unwrap_err().to_string();
-        assert!(error.contains("linux/riscv64") && error.contains("linux/arm64"), "{error}");
+        assert!(
+            error.contains("linux/riscv64") && error.contains("linux/arm64"),
+            "{error}"
+        );
     }
 
     #[test]

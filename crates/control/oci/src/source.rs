@@ -17,7 +17,10 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// An OCI layout in a folder.
-    Layout { folder: PathBuf, name: Option<String> },
+    Layout {
+        folder: PathBuf,
+        name: Option<String>,
+    },
     /// An OCI layout in a tar archive.
     OciArchive { file: PathBuf, name: Option<String> },
     /// An archive of Docker.
@@ -29,7 +32,9 @@ pub enum Source {
 /// Text that names no source.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SourceError {
-    #[error("{text:?} names no kind of source; write oci:, oci-archive:, docker-archive: or tar: and a path")]
+    #[error(
+        "{text:?} names no kind of source; write oci:, oci-archive:, docker-archive: or tar: and a path"
+    )]
     NoKind { text: String },
     #[error("{kind}: names no path")]
     NoPath { kind: &'static str },
@@ -63,10 +68,7 @@ impl FromStr for Source {
 }
 
 /// A path ends at the first colon, as with other tools; a name may contain more of them.
-fn path_and_name(
-    kind: &'static str,
-    text: &str,
-) -> Result<(PathBuf, Option<String>), SourceError> {
+fn path_and_name(kind: &'static str, text: &str) -> Result<(PathBuf, Option<String>), SourceError> {
     match text.split_once(':') {
         Some((text, name)) if !name.is_empty() => Ok((path(kind, text)?, Some(name.to_owned()))),
         Some((text, _)) => Ok((path(kind, text)?, None)),
@@ -147,7 +149,10 @@ mod tests {
     fn what_names_nothing_is_refused_with_the_kinds() {
         let error = "python:3".parse::<Source>().unwrap_err();
         assert!(error.to_string().contains("oci-archive:"), "{error}");
-        assert_eq!("tar:".parse::<Source>(), Err(SourceError::NoPath { kind: "tar" }));
+        assert_eq!(
+            "tar:".parse::<Source>(),
+            Err(SourceError::NoPath { kind: "tar" })
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::recipe::{Base, Recipe};
 use crate::root::tree::{Content, Meta, Node, Tree, TreeError};
+use crate::root::{Root, RunDefaults};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Valid until the agent gives the guest its own name.
@@ -32,12 +33,9 @@ const REMOVED: [&str; 5] = [
     "var/lib/dpkg/status-old",
 ];
 
-/// Completes the tree of an image. `env` is the environment that its source brings; the recipe overrides it.
-pub fn finish(
-    tree: &mut Tree,
-    recipe: &Recipe,
-    env: &BTreeMap<String, String>,
-) -> Result<(), TreeError> {
+/// Completes the tree of an image.
+pub fn finish(root: &mut Root, recipe: &Recipe) -> Result<(), TreeError> {
+    let (tree, env) = (&mut root.tree, &root.env);
     // Somebody else's image is left as it is, apart from what a guest needs.
     if matches!(recipe.base, Base::Debian { .. }) {
         for path in REMOVED {
@@ -66,6 +64,10 @@ pub fn finish(
     let environment = environment(recipe, env);
     put(tree, "etc/environment", &environment)?;
     put(tree, "etc/forkd/env", &environment)?;
+    let defaults = defaults(&root.run);
+    if !defaults.is_empty() {
+        put(tree, "etc/forkd/defaults", &defaults)?;
+    }
     for file in &recipe.files {
         let content = Content::Inline(file.content.as_slice().into());
         tree.put_file(&file.path, Meta::root(file.mode), content)?;
@@ -89,7 +91,17 @@ fn put(tree: &mut Tree, path: &str, text: &str) -> Result<(), TreeError> {
     tree.put_text(&path, 0o644, text)
 }
 
-/// `KEY=VALUE` lines. The recipe may override `PATH`, too.
+/// Who and where the agent runs a program when a request does not say.
+fn defaults(run: &RunDefaults) -> String {
+    let line = |key: &str, value: &Option<String>| {
+        value
+            .as_ref()
+            .map_or_else(String::new, |value| format!("{key}={value}\n"))
+    };
+    line("user", &run.user) + &line("cwd", &run.working_dir)
+}
+
+/// `KEY=VALUE` lines. What the source brings comes first: the recipe may override `PATH`, too.
 fn environment(recipe: &Recipe, of_source: &BTreeMap<String, String>) -> String {
     let mut env = of_source.clone();
     env.extend(recipe.env.clone());
@@ -102,6 +114,21 @@ fn environment(recipe: &Recipe, of_source: &BTreeMap<String, String>) -> String 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::root::ImageSource;
+
+    fn root(tree: Tree) -> Root {
+        Root {
+            tree,
+            packages: Vec::new(),
+            source: ImageSource::Oci {
+                image: "oci:x".into(),
+                digest: String::new(),
+            },
+            kernel: None,
+            env: BTreeMap::new(),
+            run: RunDefaults::default(),
+        }
+    }
 
     #[test]
     fn an_image_is_complete_and_clean() {
@@ -121,7 +148,9 @@ mod tests {
         )
         .unwrap();
         let recipe = Recipe::built_in("python-numpy").unwrap();
-        finish(&mut tree, &recipe, &BTreeMap::new()).unwrap();
+        let mut root = root(tree);
+        finish(&mut root, &recipe).unwrap();
+        let tree = root.tree;
         assert_eq!(tree.read("etc/machine-id").unwrap(), b"");
         assert!(tree.read("etc/resolv.conf").is_ok());
         let env = String::from_utf8(tree.read("etc/forkd/env").unwrap()).unwrap();
@@ -144,8 +173,14 @@ mod tests {
         tree.put("tmp", Node::Symlink(Meta::root(0o777), "/gone".into()))
             .unwrap();
         let recipe = Recipe::of_image("x".parse().unwrap(), "oci:x", forkd_types::MiB(64));
-        let env = BTreeMap::from([("PATH".into(), "/app".into())]);
-        finish(&mut tree, &recipe, &env).unwrap();
+        let mut root = root(tree);
+        root.env = BTreeMap::from([("PATH".into(), "/app".into())]);
+        root.run.user = Some("app".into());
+        root.run.working_dir = Some("/srv".into());
+        finish(&mut root, &recipe).unwrap();
+        let tree = root.tree;
+        let defaults = tree.read("usr/etc/forkd/defaults").unwrap();
+        assert_eq!(defaults, b"user=app\ncwd=/srv\n");
         assert!(tree.get("var/log/x").is_some());
         assert!(matches!(tree.get("tmp"), Some(Node::Directory(_))));
         assert_eq!(tree.read("usr/etc/forkd/env").unwrap(), b"PATH=/app\n");
@@ -157,8 +192,10 @@ mod tests {
             [base]\ndebian = \"trixie\"\n[env]\nPATH = \"/bin\"\n\
             [[files]]\npath = \"/etc/hostname\"\ncontent = \"mine\"\nmode = 0o600\n";
         let recipe = Recipe::parse(text, std::path::Path::new("r")).unwrap();
-        let mut tree = Tree::default();
-        finish(&mut tree, &recipe, &BTreeMap::new()).unwrap();
+        let tree = Tree::default();
+        let mut root = root(tree);
+        finish(&mut root, &recipe).unwrap();
+        let tree = root.tree;
         assert_eq!(tree.read("etc/hostname").unwrap(), b"mine");
         assert_eq!(tree.read("etc/environment").unwrap(), b"PATH=/bin\n");
     }

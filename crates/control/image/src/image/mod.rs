@@ -133,7 +133,7 @@ fn write(
     staging: &Path,
     progress: &Progress,
 ) -> Result<Key, ImageError> {
-    finish::finish(&mut root.tree, recipe, &root.env).map_err(|source| ImageError::Finish {
+    finish::finish(&mut root, recipe).map_err(|source| ImageError::Finish {
         name: recipe.name.to_string(),
         source,
     })?;
@@ -141,7 +141,9 @@ fn write(
     let contents = serde_json::json!(root.packages).to_string();
     let uuid = match &root.source {
         ImageSource::Debian { .. } => uuid(&[LAYOUT, &recipe.fingerprint(), contents.as_bytes()]),
-        ImageSource::Oci { digest, .. } => uuid(&[LAYOUT, &recipe.fingerprint(), digest.as_bytes()]),
+        ImageSource::Oci { digest, .. } => {
+            uuid(&[LAYOUT, &recipe.fingerprint(), digest.as_bytes()])
+        }
     };
     let disk = Disk {
         size: recipe.disk,

@@ -34,7 +34,10 @@ pub enum LayerError {
         #[source]
         source: Problem,
     },
-    #[error("layer {number} has an entry too many: an image has at most {} of them", limits::ENTRIES)]
+    #[error(
+        "layer {number} has an entry too many: an image has at most {} of them",
+        limits::ENTRIES
+    )]
     Entries { number: usize },
     #[error("layer {number}: the name {name:?}… is too long or too deep")]
     Name { number: usize, name: String },
@@ -157,11 +160,17 @@ impl<'a> Layers<'a> {
 
     /// The content of a sparse file, in a file of its own whose holes are holes.
     fn written_out(&self, entry: &mut Entry<'_, &File>) -> io::Result<Content> {
-        let length = entry.header().as_gnu().map_or(Ok(0), |gnu| gnu.real_size())?;
+        let length = entry
+            .header()
+            .as_gnu()
+            .map_or(Ok(0), |gnu| gnu.real_size())?;
         if length > limits::UNPACKED {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
-                format!("a sparse file has {length} bytes, at most {} are allowed", limits::UNPACKED),
+                format!(
+                    "a sparse file has {length} bytes, at most {} are allowed",
+                    limits::UNPACKED
+                ),
             ));
         }
         let out = tempfile::tempfile_in(self.work)?;
@@ -276,7 +285,11 @@ mod tests {
     fn an_opaque_folder_keeps_what_its_own_layer_has() {
         let tree = apply(&[
             &[F("a/x", "old"), F("a/d/z", "old")],
-            &[F("a/new", "n"), F("a/.wh..wh..opq", ""), F("a/.wh..wh.plnk", "")],
+            &[
+                F("a/new", "n"),
+                F("a/.wh..wh..opq", ""),
+                F("a/.wh..wh.plnk", ""),
+            ],
         ])
         .unwrap();
         assert_eq!(names(&tree), ["a", "a/new"]);
@@ -285,7 +298,12 @@ mod tests {
     #[test]
     fn a_folder_that_is_a_link_of_a_lower_layer_is_followed_inside() {
         let tree = apply(&[
-            &[D("usr/lib"), S("lib", "usr/lib"), S("abs", "/usr/./lib"), S("up", "../../usr")],
+            &[
+                D("usr/lib"),
+                S("lib", "usr/lib"),
+                S("abs", "/usr/./lib"),
+                S("up", "../../usr"),
+            ],
             &[F("lib/x", "1"), F("abs/y", "2"), F("up/z", "3")],
         ])
         .unwrap();
@@ -300,12 +318,18 @@ mod tests {
         let circle = apply(&[&[S("a", "b"), S("b", "a")], &[F("a/x", "")]]);
         assert!(matches!(
             circle,
-            Err(LayerError::Entry { number: 2, source: Problem::Tree(TreeError::LinkLoop { .. }) })
+            Err(LayerError::Entry {
+                number: 2,
+                source: Problem::Tree(TreeError::LinkLoop { .. })
+            })
         ));
         let file = apply(&[&[F("a", "")], &[F("a/x", "")]]);
         assert!(matches!(
             file,
-            Err(LayerError::Entry { number: 2, source: Problem::Tree(TreeError::NotAFolder { .. }) })
+            Err(LayerError::Entry {
+                number: 2,
+                source: Problem::Tree(TreeError::NotAFolder { .. })
+            })
         ));
     }
 
@@ -326,6 +350,9 @@ mod tests {
     #[test]
     fn names_that_are_too_deep_are_refused() {
         let deep = "d/".repeat(limits::DEPTH) + "x";
-        assert!(matches!(apply(&[&[F(&deep, "")]]), Err(LayerError::Name { .. })));
+        assert!(matches!(
+            apply(&[&[F(&deep, "")]]),
+            Err(LayerError::Name { .. })
+        ));
     }
 }

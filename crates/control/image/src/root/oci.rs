@@ -32,6 +32,8 @@ pub enum OciRootError {
         #[source]
         source: LayerError,
     },
+    #[error("{image} runs its programs as {user}, and it has no such user")]
+    NoUser { image: String, user: String },
     #[error("the working folder {folder} of {image} cannot be made")]
     WorkingDir {
         image: String,
@@ -99,6 +101,7 @@ impl OciRoot {
             })?;
             step.note(&what);
         }
+        self.check_user(&tree)?;
         self.make_working_dir(&mut tree)?;
         step.done(&format!("{} entries", tree.iter().count()));
         let config = &self.image.config;
@@ -119,6 +122,27 @@ impl OciRoot {
                 ports: config.ports.clone(),
                 stop_signal: config.stop_signal.clone(),
             },
+        })
+    }
+
+    /// A user that the image does not have is an error now, and not with the first command.
+    fn check_user(&self, tree: &Tree) -> Result<(), OciRootError> {
+        let user = self.image.config.user.as_deref().unwrap_or("0");
+        let name = user.split(':').next().unwrap_or(user);
+        if name.parse::<u32>().is_ok() {
+            return Ok(());
+        }
+        let path = tree.through_links("etc/passwd").unwrap_or_default();
+        let passwd = tree.read(&path).unwrap_or_default();
+        let known = String::from_utf8_lossy(&passwd)
+            .lines()
+            .any(|line| line.split(':').next() == Some(name));
+        if known {
+            return Ok(());
+        }
+        Err(OciRootError::NoUser {
+            image: self.name.clone(),
+            user: user.to_owned(),
         })
     }
 

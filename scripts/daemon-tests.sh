@@ -119,6 +119,8 @@ daemon_cases() {
     "$bin/forkd" run --image python-numpy -- true </dev/null >&2
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
+    ask_machine mkdir -p /var/lib/forkd/images/shell-image /var/lib/forkd/images/scratch-image
+    daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$bin/forkd-image" "$work" "$bin/forkd" machine cp
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py

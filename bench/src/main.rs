@@ -8,6 +8,7 @@ mod chain;
 mod chart;
 mod children;
 mod daemon;
+mod deadline;
 mod floor;
 mod fork;
 mod frozen;

@@ -7,10 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::future::Future;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use forkd_api::{
     BranchRequest, CheckpointRequest, ExecRequest, ForkRequest, RollbackRequest, SandboxInfo,
 };
@@ -18,6 +17,7 @@ use forkd_types::MiB;
 use serde::Serialize;
 
 use crate::daemon::{self, Daemon, MeasureArgs, ready};
+use crate::deadline::Deadline;
 use crate::output::Findings;
 use crate::report::Host;
 use crate::source::Source;
@@ -25,12 +25,8 @@ use crate::stats::{Spread, millis};
 
 /// How often a measurement that misses its deadline is taken again.
 const RETRIES: u32 = 5;
-/// Deadline of one measurement on the instruction clock. Operations take 0.05 to 2 s on it.
-const DEADLINE_COUNTED: Duration = Duration::from_secs(20);
-/// Deadline of one measurement on any other clock: an emulated machine on a loaded host is slow.
-const DEADLINE: Duration = Duration::from_secs(300);
 /// A parent boots and imports NumPy within this many deadlines.
-const PARENT_DEADLINES: u32 = 6;
+const PARENT_DEADLINES: u32 = 2;
 
 const CLOCK: &str = "through the daemon's REST API on an open connection, from sending the request to its answer; \
                      spawn ready, burst ready: from the request until the child's agent had answered; exec: `true`; \
@@ -96,11 +92,7 @@ pub struct Args {
 /// Runs the benchmark and prints its results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let host = Host::here();
-    let deadline = if host.counts_instructions() {
-        DEADLINE_COUNTED
-    } else {
-        DEADLINE
-    };
+    let deadline = Deadline::of(&host);
     let wanted = match args.operations.as_slice() {
         [] => &ALL[..],
         some => some,
@@ -140,7 +132,7 @@ type Times = (&'static str, Vec<Duration>);
 struct Bench<'a> {
     daemon: &'a Daemon,
     args: &'a Args,
-    deadline: Duration,
+    deadline: Deadline,
     /// Measurements that missed their deadline or failed, and were taken again.
     repeated: u32,
     /// The warm parent.
@@ -149,11 +141,11 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     async fn warm_parent(&mut self) -> anyhow::Result<()> {
-        let limit = self.deadline * PARENT_DEADLINES;
+        let limit = self.deadline.times(PARENT_DEADLINES);
         for attempt in 0..=RETRIES {
             let name = format!("parent{attempt}");
             let made = self.daemon.parent_named(&name, self.args.memory);
-            match within(limit, made).await {
+            match limit.within(made).await {
                 Ok(tag) => {
                     self.tag = tag;
                     return self.first_child().await;
@@ -167,7 +159,7 @@ impl Bench<'_> {
     /// The daemon records the working set of a tag with its first child, which therefore takes longer.
     async fn first_child(&mut self) -> anyhow::Result<()> {
         for _ in 0..=RETRIES {
-            let child = within(self.deadline, self.daemon.spawn(&self.tag, 1)).await;
+            let child = self.deadline.within(self.daemon.spawn(&self.tag, 1)).await;
             match child {
                 Ok(child) => {
                     self.daemon.end(child).await;
@@ -182,7 +174,12 @@ impl Bench<'_> {
     async fn measure(&mut self, operation: Operation) -> anyhow::Result<Vec<Row>> {
         for _ in 0..=RETRIES {
             let rounds = u32::from(self.args.measure.rounds);
-            match within(self.deadline * (rounds + 1), self.once(operation)).await {
+            match self
+                .deadline
+                .times(rounds + 1)
+                .within(self.once(operation))
+                .await
+            {
                 Ok(times) => return Ok(times.iter().map(Row::of).collect()),
                 Err(error) => self.again(&format!("{operation:?}"), &error).await,
             }
@@ -213,11 +210,18 @@ impl Bench<'_> {
         }
     }
 
-    async fn spawn(&self, n: usize, [request, ready_name]: [&'static str; 2]) -> anyhow::Result<Vec<Times>> {
+    async fn spawn(
+        &self,
+        n: usize,
+        [request, ready_name]: [&'static str; 2],
+    ) -> anyhow::Result<Vec<Times>> {
         let (mut requests, mut agents) = (Vec::new(), Vec::new());
         for _ in 0..self.args.measure.rounds {
             let begun = Instant::now();
-            let children = within(self.deadline, self.daemon.spawn(&self.tag, n)).await?;
+            let children = self
+                .deadline
+                .within(self.daemon.spawn(&self.tag, n))
+                .await?;
             requests.push(begun.elapsed());
             agents.extend(ready(&children));
             self.daemon.end(children).await;
@@ -233,11 +237,11 @@ impl Bench<'_> {
     {
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..self.args.measure.rounds {
-            let child = within(self.deadline, self.daemon.start(&self.tag)).await?;
+            let child = self.deadline.within(self.daemon.start(&self.tag)).await?;
             for times in &mut times {
                 self.settle().await;
                 let begun = Instant::now();
-                within(self.deadline, ask(self, &child)).await?;
+                self.deadline.within(ask(self, &child)).await?;
                 times.push(begun.elapsed());
             }
             self.daemon.end(vec![child]).await;
@@ -270,14 +274,14 @@ impl Bench<'_> {
     where
         F: AsyncFn(&Self, &Source<'_>, u32) -> anyhow::Result<Vec<SandboxInfo>>,
     {
-        let source = within(self.deadline, self.source()).await?;
+        let source = self.deadline.within(self.source()).await?;
         let mut times = Vec::new();
         // The first cut holds everything that the preparation changed. It is not counted.
         for round in 0..=u32::from(self.args.measure.rounds) {
-            source.dirty(self.args.dirty).await?;
+            self.deadline.within(source.dirty(self.args.dirty)).await?;
             self.settle().await;
             let begun = Instant::now();
-            let children = within(self.deadline, act(self, &source, round)).await?;
+            let children = self.deadline.within(act(self, &source, round)).await?;
             if round > 0 {
                 times.push(begun.elapsed());
             }
@@ -319,7 +323,7 @@ impl Bench<'_> {
 
     async fn rollback(&self) -> anyhow::Result<Vec<Times>> {
         let client = &self.daemon.client;
-        let source = within(self.deadline, self.source()).await?;
+        let source = self.deadline.within(self.source()).await?;
         let point = client
             .checkpoint(source.id(), &CheckpointRequest::default())
             .await?;
@@ -328,13 +332,13 @@ impl Bench<'_> {
         };
         let (mut requests, mut pauses) = (Vec::new(), Vec::new());
         for _ in 0..self.args.measure.rounds {
-            source.dirty(self.args.dirty).await?;
+            self.deadline.within(source.dirty(self.args.dirty)).await?;
             self.settle().await;
             let begun = Instant::now();
-            let report = within(self.deadline, async {
-                Ok(client.rollback(source.id(), &back).await?)
-            })
-            .await?;
+            let report = self
+                .deadline
+                .within(async { Ok(client.rollback(source.id(), &back).await?) })
+                .await?;
             requests.push(begun.elapsed());
             pauses.push(Duration::from_micros(report.pause_us));
         }
@@ -346,15 +350,6 @@ impl Bench<'_> {
     async fn settle(&self) {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-}
-
-async fn within<T>(
-    limit: Duration,
-    work: impl Future<Output = anyhow::Result<T>>,
-) -> anyhow::Result<T> {
-    tokio::time::timeout(limit, work)
-        .await
-        .with_context(|| format!("no answer within {} s", limit.as_secs()))?
 }
 
 #[derive(Debug, Serialize)]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use forkd_types::Protocol;
 use serde::{Deserialize, Serialize};
 
-/// What happened to a flow.
+/// The verdict on a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     Allowed,

@@ -20,7 +20,7 @@ const PLAIN_SIZE: u16 = 512;
 /// The largest answer over UDP in all cases: larger ones would be cut into fragments.
 const MAX_SIZE: u16 = 1400;
 
-/// What to do with a question.
+/// The next step for a question.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// It is no question.
@@ -308,7 +308,7 @@ mod tests {
         let address = IpAddr::V4(1.into());
         assert_eq!(
             pins.of(address, now + Duration::from_secs(59)),
-            [name.clone()]
+            std::slice::from_ref(&name)
         );
         let later = now + Duration::from_secs(61);
         assert!(pins.of(address, later).is_empty());

@@ -9,7 +9,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct HostAddresses(BTreeSet<IpAddr>);
 
 impl HostAddresses {
-    /// These addresses.
     pub fn of(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         Self(addresses.into_iter().collect())
     }

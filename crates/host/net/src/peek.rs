@@ -8,7 +8,7 @@ use forkd_types::DomainName;
 pub const MAX_FIRST_BYTES: usize = 16 * 1024;
 const MAX_HEADERS: usize = 64;
 
-/// What the first bytes of a client say.
+/// The result of a look at the first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peeked {
     /// The bytes end too early.

@@ -94,7 +94,7 @@ fn is_within(range: &Cidr, group: Group, host: &HostAddresses) -> bool {
     }
 }
 
-/// What is known of a flow.
+/// The facts about a flow that a verdict depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct Flow<'a> {
     pub address: IpAddr,
@@ -105,7 +105,7 @@ pub struct Flow<'a> {
     pub said: Said<'a>,
 }
 
-/// What the client said of its destination.
+/// The host that the client named in its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said<'a> {
     /// Its first bytes have not come.
@@ -183,7 +183,7 @@ fn matches(
             Said::NotYet if flow.protocol == Protocol::Tcp => Match::Unknown,
             _ => yes(flow.pins.iter().any(|pin| pattern.matches(pin))),
         },
-        // A name opens no restricted address: whoever owns the name could point it anywhere.
+        // A name opens no restricted address: the owner of the name could point it anywhere.
         Target::Name(_) if group != Group::Public => Match::No,
         Target::Name(pattern) => {
             if !flow.pins.iter().any(|pin| pattern.matches(pin)) {

@@ -33,7 +33,7 @@ const FRAMES_PER_TURN: usize = 256;
 /// The slot of the frame socket in a token.
 pub const FRAMES: u32 = u32::MAX;
 
-/// What a sandbox needs from its worker.
+/// The part of its worker that a sandbox needs.
 pub struct Context<'a> {
     pub epoll: BorrowedFd<'a>,
     /// The number of the sandbox, for tokens.

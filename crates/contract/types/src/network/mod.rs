@@ -26,7 +26,7 @@ pub use rule::{Action, Group, InvalidRule, Protocol, Rule, Target};
 /// The most rules in one policy. With the longest names they still fit into one message to the network engine.
 pub const MAX_RULES: usize = 200;
 
-/// What happens to a connection that no rule matches.
+/// The default for connections that no rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -105,7 +105,7 @@ impl Default for NetLimits {
     }
 }
 
-/// What the guest of one sandbox may reach. Valid by construction.
+/// The destinations that the guest of one sandbox may reach. Valid by construction.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedPolicy", into = "UncheckedPolicy")]
 pub struct Policy {

@@ -17,7 +17,7 @@ use super::{Cidr, InvalidCidr, InvalidDomain, InvalidPorts, NamePattern, PortSet
 /// The longest rule, in bytes.
 const MAX_TEXT: usize = 512;
 
-/// What a rule does with a connection that it matches.
+/// The effect of a rule on a connection that it matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     Allow,

@@ -52,7 +52,7 @@ enum Phase {
     },
 }
 
-/// What the client said in its first bytes.
+/// The statement of the client in its first bytes.
 #[derive(Debug, Clone)]
 enum Claim {
     Nothing,
@@ -61,7 +61,7 @@ enum Claim {
 }
 
 impl TcpFlow {
-    /// What the client said, if it was asked; a name is in [`TcpFlow::name`].
+    /// The statement of the client, if the verdict depended on it; a name is in [`TcpFlow::name`].
     pub fn said(&self) -> Option<Said<'static>> {
         self.claim.as_ref().map(|claim| match claim {
             Claim::Hidden => Said::Hidden,

@@ -11,7 +11,8 @@
 //! | written by the daemon or `forkd-image` alone | [`Store::ingest_own`] | one hash, a hard link |
 //! | a file of the user, who may change it | [`Store::ingest_copy`] | one copy; nothing if it did not change since |
 //!
-//! Content that [`Store::freeze`] gave has no name. [`Store::ingest_file`] names it later, if a tag needs it.
+//! Content that [`Store::freeze`] gave has no name on disk. `volatile.rs` keeps it by descriptor, and makes a blob of it
+//! if a tag needs it.
 
 use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -120,15 +121,21 @@ impl Store {
         Ok(File::open(draft.path()).map_err(path_error("open", draft.path()))?)
     }
 
-    /// Opens a blob for reading.
+    /// Opens a blob, or volatile content, for reading.
     pub fn open_blob(&self, digest: &Digest) -> Result<File, StoreError> {
+        if let Some(file) = self.open_volatile(digest)? {
+            return Ok(file);
+        }
         let path = self.layout.blob(digest);
         Ok(File::open(&path).map_err(path_error("open", path))?)
     }
 
     /// Opens a blob and compares all of its content with its digest. Meant for small files that decide what a VMM
-    /// does, such as the device state and the page index.
+    /// does, such as the device state and the page index. Volatile content has no digest, and no process can change it.
     pub fn open_verified(&self, blob: &BlobRef) -> Result<File, StoreError> {
+        if let Some(file) = self.open_volatile(&blob.digest)? {
+            return Ok(file);
+        }
         let file = self.open_blob(&blob.digest)?;
         let path = || self.layout.blob(&blob.digest);
         let found = page_digest(&file).map_err(path_error("read", path()))?;

@@ -1,6 +1,6 @@
 //! The store as one value, and its locks.
 //!
-//! Lock order, outermost first: `commit`, `tags`, `blobs`, `hashed`, the table inside [`Leases`]. A thread that holds
+//! Lock order, outermost first: `commit`, `tags`, `blobs`, `hashed`, `volatile`, the table inside [`Leases`]. A thread that holds
 //! one of them takes only locks that stand after it. Only `commit` is held across I/O.
 
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use crate::layout::Layout;
 use crate::lease::{Lease, Leases};
 use crate::staging::Staging;
 use crate::tags::Entry;
+use crate::volatile::VolatileTable;
 use crate::{durable, format};
 
 /// Snapshots on disk.
@@ -29,6 +30,7 @@ pub struct Store {
     commit: Mutex<()>,
     pub(crate) hashed: Mutex<Hashed>,
     pub(crate) blobs: Mutex<BlobTable>,
+    pub(crate) volatile: Mutex<VolatileTable>,
     /// Bytes on disk above which no further tag is made.
     limit: Option<u64>,
     /// An exclusive lock that keeps a second daemon out.
@@ -55,6 +57,7 @@ impl Store {
             commit: Mutex::default(),
             hashed: Mutex::default(),
             blobs: Mutex::default(),
+            volatile: Mutex::default(),
             limit: None,
             _lock: lock,
             #[cfg(test)]

@@ -63,6 +63,13 @@ pub struct Published {
     pub lease: Lease,
 }
 
+/// Whether a manifest may name volatile content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Volatile {
+    Allowed,
+    Refused,
+}
+
 impl Store {
     /// Makes a tag visible. Every blob it names must be in the store and leased by the caller.
     pub fn publish(&self, manifest: Manifest) -> Result<Published, StoreError> {
@@ -86,7 +93,7 @@ impl Store {
     /// live as long as the lease.
     pub fn unnamed(&self, manifest: Manifest) -> Result<Published, StoreError> {
         let _commit = self.commit();
-        self.check_blobs(&manifest)?;
+        self.check_content(&manifest, Volatile::Allowed)?;
         Ok(self.leased(Arc::new(manifest)))
     }
 
@@ -225,9 +232,21 @@ impl Store {
         Ok(())
     }
 
+    /// Checks the content of a tag: a tag names blobs alone.
     fn check_blobs(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        self.check_content(manifest, Volatile::Refused)
+    }
+
+    fn check_content(&self, manifest: &Manifest, volatile: Volatile) -> Result<(), StoreError> {
         for blob in manifest.blobs() {
-            let problem = match blobs::stat(&self.layout, &blob.digest)? {
+            let mut found = None;
+            if volatile == Volatile::Allowed {
+                found = self.volatile_sizes(&blob.digest);
+            }
+            if found.is_none() {
+                found = blobs::stat(&self.layout, &blob.digest)?;
+            }
+            let problem = match found {
                 None => "which is missing",
                 Some(sizes) if sizes.logical != blob.bytes => "which has another size",
                 Some(_) => continue,

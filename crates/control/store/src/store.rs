@@ -10,6 +10,7 @@ use forkd_types::{Digest, Tag};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::blobs::BlobTable;
+use crate::durable::Syncer;
 use crate::error::StoreError;
 use crate::hashed::Hashed;
 use crate::layout::Layout;
@@ -31,6 +32,7 @@ pub struct Store {
     pub(crate) hashed: Mutex<Hashed>,
     pub(crate) blobs: Mutex<BlobTable>,
     pub(crate) volatile: Mutex<VolatileTable>,
+    pub(crate) syncer: Syncer,
     /// Bytes on disk above which no further tag is made.
     limit: Option<u64>,
     /// An exclusive lock that keeps a second daemon out.
@@ -51,6 +53,7 @@ impl Store {
         format::check_format(&layout)?;
         format::empty(&layout.staging())?;
         let store = Self {
+            syncer: Syncer::open(layout.root())?,
             layout,
             leases: Leases::default(),
             tags: RwLock::default(),
@@ -63,7 +66,7 @@ impl Store {
             #[cfg(test)]
             fuse: crate::crash_tests::Fuse::default(),
         };
-        store.blobs.lock().reload(&store.layout)?;
+        store.blobs.lock().reload(&store.layout, 0)?;
         store.load()?;
         Ok(store)
     }

@@ -1,7 +1,8 @@
 //! Tags: publishing, finding and removing them.
 //!
-//! A tag becomes visible by one rename of a complete, synced directory. The order of a publish is: content synced,
-//! `blobs/` synced, manifest and checksum written and synced, rename, `snapshots/` synced.
+//! A tag becomes visible by one rename of a complete, synced directory. The order of a publish is: manifest and checksum
+//! written, the file system synced with all content and names in it, rename, `snapshots/` synced. That is two waits for
+//! the disk, and no lock that other requests need is held across them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -79,8 +80,6 @@ impl Store {
             tag: tag.clone(),
             source,
         })?;
-        self.make_durable(&manifest)?;
-        self.step()?;
         let staging = self.stage()?;
         let result = self.write_tag(&staging, manifest);
         if self.is_dead() || !staging.path().exists() {
@@ -97,21 +96,23 @@ impl Store {
         Ok(self.leased(Arc::new(manifest)))
     }
 
-    fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let fresh: Vec<Digest> = {
+    /// Makes the blobs of a manifest durable, and with them the manifest and its name in the staging directory, by one
+    /// call that syncs the file system.
+    fn make_durable(&self, manifest: &Manifest, written: u64) -> Result<(), StoreError> {
+        let (fresh, oldest) = {
             let blobs = self.blobs.lock();
             let digests = manifest.digests();
-            digests.filter(|digest| !blobs.is_durable(digest)).collect()
+            let fresh: Vec<Digest> = digests.filter(|digest| !blobs.is_durable(digest)).collect();
+            let epochs = fresh.iter().filter_map(|digest| blobs.epoch(digest));
+            let oldest = epochs.chain([written]).min().unwrap_or(written);
+            (fresh, oldest)
         };
-        blobs::sync(&self.layout, &fresh)?;
+        self.syncer
+            .sync(oldest)
+            .map_err(path_error("sync", self.layout.root()))?;
         for digest in fresh {
-            // Blocks are often allocated when the data is written back.
             let sizes = blobs::stat(&self.layout, &digest)?;
-            let mut blobs = self.blobs.lock();
-            if let Some(sizes) = sizes {
-                blobs.insert(digest, sizes);
-            }
-            blobs.set_durable(&digest);
+            self.blobs.lock().set_synced(&digest, sizes);
         }
         Ok(())
     }
@@ -123,11 +124,13 @@ impl Store {
 
     fn write_tag(&self, staging: &Staging, manifest: Manifest) -> Result<Published, StoreError> {
         let bytes = manifest.to_bytes();
-        durable::write_new(&staging.file(MANIFEST), &bytes)?;
+        let epoch = self.syncer.epoch();
+        durable::write_unsynced(&staging.file(MANIFEST), &bytes)?;
         self.step()?;
         let sum = format!("{}\n", manifest.digest());
-        durable::write_new(&staging.file(CHECKSUM), sum.as_bytes())?;
-        durable::sync_dir(staging.path())?;
+        durable::write_unsynced(&staging.file(CHECKSUM), sum.as_bytes())?;
+        self.step()?;
+        self.make_durable(&manifest, epoch)?;
         self.step()?;
         let commit = self.commit();
         self.check_blobs(&manifest)?;

@@ -20,6 +20,8 @@ const AT_ONCE: u64 = 64;
 #[derive(Debug, Default)]
 pub struct EarlyCopy {
     copied: PageSet,
+    /// Pages that were written since they were copied, and marked again.
+    outdated: PageSet,
     /// Pages that were not zero when they were copied.
     written: u64,
     zero: u64,
@@ -45,7 +47,13 @@ impl EarlyCopy {
             self.written += range.count - zero;
         }
         self.copied.add(&new);
+        self.outdated = self.outdated.split(pages).1;
         Ok(())
+    }
+
+    /// Notes pages that were marked again after the guest had written them. They count as changed until they are copied.
+    pub fn outdate(&mut self, pages: &PageSet) {
+        self.outdated.add(pages);
     }
 
     /// The pages that were copied.
@@ -56,7 +64,8 @@ impl EarlyCopy {
     /// The pages of `wanted` that have to be copied while the machine stands still: those that were not copied, and
     /// those that changed since.
     pub fn missing(&self, wanted: &PageSet, changed: &PageSet) -> PageSet {
-        let (_, valid) = self.copied.split(changed);
+        let (_, unchanged) = self.copied.split(changed);
+        let (_, valid) = unchanged.split(&self.outdated);
         wanted.split(&valid).1
     }
 
@@ -184,8 +193,13 @@ mod tests {
             copied: set(&[(10, 10)]),
             ..EarlyCopy::default()
         };
-        let missing = early.missing(&set(&[(8, 8), (30, 1)]), &set(&[(12, 2), (40, 1)]));
+        let mut early = early;
+        let (wanted, changed) = (set(&[(8, 8), (30, 1)]), set(&[(12, 2), (40, 1)]));
+        let missing = early.missing(&wanted, &changed);
         assert_eq!(missing, set(&[(8, 2), (12, 2), (30, 1)]));
+        early.outdate(&set(&[(15, 1), (50, 1)]));
+        let missing = early.missing(&wanted, &changed);
+        assert_eq!(missing, set(&[(8, 2), (12, 2), (15, 1), (30, 1)]));
     }
 
     #[test]

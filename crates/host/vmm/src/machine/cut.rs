@@ -324,6 +324,7 @@ impl Machine {
             let before = pages.pages();
             // Also marks pages of the image that the copy brought in.
             pages = self.history.look_ahead(&self.ram)?.unwrap_or_default();
+            early.outdate(&pages);
             if pages.pages() <= MAX_LATE / 2 || pages.pages() > before / 2 {
                 break;
             }

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use forkd_devices::disk::DiskError;
 use forkd_devices::virtio::block::Block;
 use forkd_memory::{
-    EarlyCopy, MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed, plan_full,
-    plan_onto,
+    EarlyCopy, MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed,
+    plan_full, plan_onto,
 };
 use forkd_sys::{ForkError, PageRange};
 use forkd_vmm_proto::{

@@ -21,6 +21,9 @@ use crate::state::MachineState;
 /// The most checkpoints one machine keeps.
 const MAX_CHECKPOINTS: usize = 256;
 
+/// With more ranges to mark, one call for all of memory is cheaper.
+const FEW_RANGES: usize = 16;
+
 /// A point to go back to.
 pub struct Checkpoint {
     parent: Option<u64>,
@@ -341,7 +344,12 @@ impl History {
         }
         ram.drop_private(&rest)?;
         if let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) {
-            ram.mark(pagemap, &changed)?;
+            // All pages that were written are noted by now, so that no page is marked unseen.
+            if changed.ranges().len() > FEW_RANGES {
+                ram.mark_all(pagemap)?;
+            } else {
+                ram.mark(pagemap, &changed)?;
+            }
         }
         self.since_image.add(&changed);
         let before = self.head.replace(to);

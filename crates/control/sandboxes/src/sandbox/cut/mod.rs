@@ -308,7 +308,8 @@ impl<'a> Cut<'a> {
         } else {
             None
         };
-        let files = CutFiles::open(self.owner, self.mode, place, self.destination.goes_on()).await?;
+        let files =
+            CutFiles::open(self.owner, self.mode, place, self.destination.goes_on()).await?;
         let record = layers::announce(self.owner, &files.layers, |_| {}).await?;
         let report = match self.capture(&files, self.base(&record).1, frozen).await {
             Ok(report) => report,

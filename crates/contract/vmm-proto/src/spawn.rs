@@ -10,11 +10,13 @@
 use forkd_types::{Engine, SandboxId};
 use serde::{Deserialize, Serialize};
 
-pub use crate::walls::{IoLimit, Jail, Limits, MAX_CPU_WEIGHT, MAX_IO_LIMITS, Wall, Walls};
+pub use crate::walls::{
+    IoLimit, Jail, Limits, MAX_CPU_WEIGHT, MAX_IO_LIMITS, MissingWall, Wall, Walls,
+};
 use crate::{Capabilities, Shape};
 
 /// The version both sides name in their hello. `forkd-spawn` speaks to VMMs too, so it stands for that version as well.
-pub const SPAWN_VERSION: u32 = 2 << 16 | crate::PROTOCOL_VERSION;
+pub const SPAWN_VERSION: u32 = 3 << 16 | crate::PROTOCOL_VERSION;
 
 /// The most VMs one [`SpawnCommand::Take`] or one [`SpawnReply::Adopted`] speaks of.
 pub const MAX_BATCH: usize = 32;
@@ -97,6 +99,8 @@ pub enum SpawnReply {
         engine: Engine,
         /// The walls that stand around every VM.
         walls: Walls,
+        /// The walls that do not stand, with reasons.
+        missing: Vec<MissingWall>,
     },
     /// Done; there is nothing to say.
     Done,

@@ -33,7 +33,9 @@ expect 0 '' run --rm -- true
 expect 0 '' ls -q
 check 0 "$(wc -l <"$work/out")" '' 'run leaves no sandbox behind'
 expect 0 '"memory_limit_mib": 300' spawn --tag $tag --memory-limit 300M --json --label of=cli --timeout 1h
-expect 1 'cannot enforce limits.cpus.*\(unsupported, request ' spawn --tag $tag --cpus 0.5
+expect 0 '"cpus": 0.5' spawn --tag $tag --cpus 0.5 --cpu-weight 50 --pids-limit 64 --json --label of=limits --timeout 1h
+limited=$("$forkd" ls -q | tail -n 1)
+expect 0 "✓ $limited" kill "$limited"
 expect 1 'limits.memory_mib is 1: give 16 to' spawn --tag $tag --memory-limit 1M
 id=$("$forkd" ls -q | tail -n 1)
 expect 0 "^$id +$tag +running" ls

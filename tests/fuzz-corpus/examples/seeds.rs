@@ -247,6 +247,7 @@ fn main() -> std::io::Result<()> {
             shape: shape(2),
             kvm: FdIndex(0),
             pagemap: Some(FdIndex(1)),
+            jail: None,
         }),
     };
     save("vmm_proto", "hello", &encoded(&hello))?;

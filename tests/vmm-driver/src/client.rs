@@ -219,6 +219,7 @@ impl Client {
             shape,
             kvm: attach.add(&kvm),
             pagemap: Some(attach.add(&pagemap)),
+            jail: None,
         };
         self.ask(Command::Prepare(spec), &attach).map(drop)
     }

@@ -37,7 +37,7 @@ pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,
     StoreUsage, UpdateSnapshot,
 };
-pub use status::{Health, ImageInfo, Version};
+pub use status::{DaemonStatus, Health, ImageInfo, Isolation, MissingWall, Version};
 pub use tokens::{CreateToken, CreatedToken, Role, TokenInfo, UnknownRole};
 pub use workspaces::{CreateWorkspace, SuspendRequest, WorkspaceInfo, WorkspaceStatus};
 

@@ -72,6 +72,13 @@ impl Cpus {
     }
 }
 
+impl Cpus {
+    /// A number of thousandths that was a [`Cpus`] before.
+    pub fn from_thousandths(thousandths: u32) -> Self {
+        Self(thousandths.clamp(10, 1_024_000))
+    }
+}
+
 impl TryFrom<f64> for Cpus {
     type Error = InvalidCpus;
 
@@ -211,16 +218,26 @@ impl Limits {
 impl CreateSandboxes {
     /// Checks `limits`, and `memory_limit_mib` as the older name of one of them.
     pub fn checked_limits(&self) -> Result<Limits, InvalidLimits> {
-        let wanted = &self.limits;
         let old = in_range("memory_limit_mib", self.memory_limit_mib, MEMORY_MIB)?;
-        let new = in_range("limits.memory_mib", wanted.memory_mib, MEMORY_MIB)?;
-        if let (Some(old), Some(new)) = (old, new)
+        let limits = self.limits.checked()?;
+        if let (Some(old), Some(new)) = (old, limits.memory_mib)
             && old != new
         {
             return Err(InvalidLimits::Contradiction { old, new });
         }
         Ok(Limits {
-            memory_mib: new.or(old),
+            memory_mib: limits.memory_mib.or(old),
+            ..limits
+        })
+    }
+}
+
+impl LimitsRequest {
+    /// Checks that every number is in range.
+    pub fn checked(&self) -> Result<Limits, InvalidLimits> {
+        let wanted = self;
+        Ok(Limits {
+            memory_mib: in_range("limits.memory_mib", wanted.memory_mib, MEMORY_MIB)?,
             cpus: wanted.cpus,
             cpu_weight: in_range("limits.cpu_weight", wanted.cpu_weight, CPU_WEIGHT)?,
             pids: in_range("limits.pids", wanted.pids, PIDS)?,

@@ -21,6 +21,8 @@ routes! {
     METRICS = "/metrics";
     /// `GET` the OpenAPI document.
     OPENAPI = "/openapi.json";
+    /// `GET` the walls around sandboxes.
+    STATUS = "/v1/status";
     /// `GET` lists, `POST` creates.
     SNAPSHOTS = "/v1/snapshots";
     /// `PATCH`, `DELETE`.

@@ -85,6 +85,9 @@ pub struct UpdateSandbox {
     /// New labels; they replace all old ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
+    /// New limits on host resources; they replace all old ones, and take effect at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LimitsRequest>,
 }
 
 /// State of a sandbox.
@@ -127,6 +130,9 @@ pub struct SandboxInfo {
     /// Limit on host memory, in MiB.
     #[schema(required)]
     pub memory_limit_mib: Option<u64>,
+    /// Limits on host resources *(extension)*.
+    #[serde(default, skip_serializing_if = "LimitsRequest::is_empty")]
+    pub limits: LimitsRequest,
     /// Whether the sandbox has been branched.
     pub has_branched: bool,
     /// Path of the memory of its last branch.

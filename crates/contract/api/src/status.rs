@@ -24,6 +24,31 @@ pub struct Version {
     pub api: String,
 }
 
+/// Response to `GET /v1/status` *(extension)*.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DaemonStatus {
+    pub isolation: Isolation,
+}
+
+/// The walls between every VMM and its host. The filter of system calls always stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Isolation {
+    /// The walls that stand: `namespaces`, `user`, `landlock`, `cgroup`, `memory`, `cpu`, `io`, `pids`.
+    pub walls: Vec<String>,
+    /// The walls that do not stand.
+    pub missing: Vec<MissingWall>,
+}
+
+/// A wall that does not stand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MissingWall {
+    /// Name of the wall.
+    pub wall: String,
+    /// Why it does not stand; administrators only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
 /// An image from which parents can be built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {

@@ -39,15 +39,15 @@ pub use flags::{Flag, FlagSet};
 pub use forkd_formats::page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
 pub use spec::{
     BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutExtent,
-    CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex, ImageId, MAX_DISKS, MAX_MEMORY_MIB,
-    MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetAttachment, NetBackend, NetSpec, PageIndex,
-    PauseParts, PrepareSpec, RateLimit, RestoreSpec, RollbackReport, RollbackSpec, Shape,
-    VsockSpec,
+    CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex, ImageId, JailSpec, MAX_DISKS,
+    MAX_MEMORY_MIB, MAX_NAMESPACES, MAX_VCPUS, MIN_MEMORY_MIB, MemoryImage, NetAttachment,
+    NetBackend, NetSpec, PageIndex, PauseParts, PrepareSpec, RateLimit, RestoreSpec,
+    RollbackReport, RollbackSpec, Shape, VsockSpec,
 };
 pub use wire::{FromVmm, MAX_MESSAGE, WireError, decode, encode};
 
 /// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// The vsock port on the host side (CID 2) that the agent connects to once, when it is ready.
 pub const READY_PORT: u32 = 1;

@@ -10,7 +10,9 @@
 use forkd_types::{Digest, Engine, SandboxId};
 use serde::{Deserialize, Serialize};
 
-pub use crate::walls::{IoLimit, Jail, Limits, MAX_CPU_WEIGHT, MAX_IO_LIMITS, Wall, Walls};
+pub use crate::walls::{
+    IoLimit, Jail, Limits, MAX_CPU_WEIGHT, MAX_IO_LIMITS, MissingWall, Wall, Walls,
+};
 use crate::{Capabilities, Shape};
 
 /// The version both sides name in their hello. `forkd-spawn` speaks to VMMs too, so it stands for that version as well.
@@ -112,6 +114,8 @@ pub enum SpawnReply {
         engine: Engine,
         /// The walls that stand around every VM.
         walls: Walls,
+        /// The walls that do not stand, with reasons.
+        missing: Vec<MissingWall>,
     },
     /// Done; there is nothing to say.
     Done,

@@ -45,6 +45,22 @@ pub struct PrepareSpec {
     /// The sender opens it after the VMM has answered the hello: a page map stays bound to the address space that
     /// the process had at that moment, and `execve` gives the process a new one.
     pub pagemap: Option<FdIndex>,
+    /// The jail that the VMM enters before it builds the shell. `None` leaves the VMM as it was started.
+    pub jail: Option<JailSpec>,
+}
+
+/// The most namespaces that a [`JailSpec`] names.
+pub const MAX_NAMESPACES: usize = 8;
+
+/// The jail of a VMM. A VMM that cannot put up one of these walls refuses to be prepared.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JailSpec {
+    /// Namespaces to enter, in this order; at most [`MAX_NAMESPACES`].
+    pub namespaces: Vec<FdIndex>,
+    /// The user and group ID to take.
+    pub user: Option<u32>,
+    /// Deny every path with Landlock.
+    pub landlock: bool,
 }
 
 impl fmt::Display for Shape {

@@ -79,10 +79,35 @@ pub enum Wall {
     Pids,
     /// The VMM is in namespaces of its own: mounts, processes, network, IPC and host name.
     Namespaces,
-    /// The VMM has a user ID of its own and no capabilities.
+    /// The VMM has a user ID of its own. (It has no capabilities in any case.)
     User,
     /// Landlock denies the VMM every path.
     Landlock,
+}
+
+/// A wall that does not stand on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingWall {
+    /// The name of the wall, see [`Wall::name`].
+    pub wall: String,
+    /// Why it does not stand.
+    pub reason: String,
+}
+
+impl Wall {
+    /// The name in the API and on command lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cgroup => "cgroup",
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Io => "io",
+            Self::Pids => "pids",
+            Self::Namespaces => "namespaces",
+            Self::User => "user",
+            Self::Landlock => "landlock",
+        }
+    }
 }
 
 /// A set of walls.

@@ -54,6 +54,8 @@ pub struct Settings {
     pub sandboxes: Config,
     /// How long requests may go on after the daemon was told to stop.
     pub drain: Duration,
+    /// Refuse to start if a wall around sandboxes does not stand.
+    pub require_jail: bool,
 }
 
 /// Arguments of `forkd-controller serve`.
@@ -224,6 +226,9 @@ pub struct ServeArgs {
     /// How long requests may go on after the daemon was told to stop
     #[arg(long, env = "FORKD_DRAIN", default_value = "10s", value_name = "TIME")]
     drain: humantime::Duration,
+    /// Refuse to start if one of the walls around sandboxes does not stand on this host; GET /v1/status lists them
+    #[arg(long, env = "FORKD_REQUIRE_JAIL")]
+    require_jail: bool,
     /// forkd-spawn [default: beside this program]
     #[arg(long, env = "FORKD_SPAWN_PROGRAM", value_name = "PATH")]
     spawn_program: Option<PathBuf>,
@@ -338,6 +343,7 @@ impl ServeArgs {
             edge,
             sandboxes,
             drain: self.drain.into(),
+            require_jail: self.require_jail,
         })
     }
 

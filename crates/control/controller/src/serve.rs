@@ -3,7 +3,7 @@
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use forkd_vmm_link::Endings;
 use rustix::process::{Resource, getrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -63,6 +63,23 @@ impl Front {
     }
 }
 
+/// Refuses a host on which a wall around sandboxes does not stand.
+async fn check_jail(app: &App) -> anyhow::Result<()> {
+    let isolation = app.launcher.isolation().await?;
+    let missing: Vec<String> = isolation
+        .missing
+        .into_iter()
+        .map(|missing| format!("{} ({})", missing.wall, missing.reason.unwrap_or_default()))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "--require-jail is set, and these walls do not stand: {}",
+        missing.join(", ")
+    )
+}
+
 /// The limits on connections, within the descriptors that the process has.
 fn connection_limits(edge: &EdgeConfig, bound: &[Bound]) -> Limits {
     let is_tcp = |bound: &&Bound| matches!(bound, Bound::Tcp(_));
@@ -83,6 +100,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         edge,
         sandboxes,
         drain,
+        require_jail,
     } = settings;
     let tls: Option<Tls> = match &edge.tls {
         Some(files) => Some(Arc::new(RwLock::new(listen::load_tls(files)?))),
@@ -99,6 +117,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let found = adopt(&app)
         .await
         .context("the sandboxes of an earlier daemon cannot be taken over")?;
+    if require_jail {
+        check_jail(&app).await?;
+    }
     tracing::info!(
         adopted = found.adopted,
         vanished = found.vanished,

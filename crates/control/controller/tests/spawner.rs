@@ -30,6 +30,7 @@ fn children(manifest: &Manifest, count: usize) -> CreateRequest {
         owner: "me".into(),
         expires_at_unix: None,
         memory_limit_mib: None,
+        limits: forkd_sandboxes::host_limits::HostLimits::default(),
         labels: BTreeMap::new(),
         workspace: None,
         id: None,

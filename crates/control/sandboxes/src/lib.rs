@@ -16,6 +16,7 @@ pub mod config;
 pub mod error;
 pub mod events;
 pub mod health;
+pub mod host_limits;
 pub mod launch;
 pub mod limits;
 pub mod metrics;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
-    FromSpawn, HowEnded, Jail, Limits, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError,
-    SpawnReply, SpawnRequest, SpawnStatus, Vm, Walls,
+    FromSpawn, HowEnded, Jail, Limits, MAX_BATCH, MissingWall, SPAWN_VERSION, SpawnCommand,
+    SpawnError, SpawnReply, SpawnRequest, SpawnStatus, Vm, Walls,
 };
 use forkd_vmm_proto::{MAX_FDS, Shape};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -83,6 +83,7 @@ pub struct Spawner {
     link: Link<FromSpawn>,
     engine: Engine,
     walls: Walls,
+    missing: Vec<MissingWall>,
 }
 
 impl Incoming for FromSpawn {
@@ -149,14 +150,21 @@ impl Spawner {
             link,
             engine: Engine::FORKD,
             walls: Walls::empty(),
+            missing: Vec::new(),
         };
         let hello = SpawnCommand::Hello {
             version: SPAWN_VERSION,
         };
         match spawner.ask(hello).await?.0 {
-            SpawnReply::Hello { engine, walls, .. } => {
+            SpawnReply::Hello {
+                engine,
+                walls,
+                missing,
+                ..
+            } => {
                 spawner.engine = engine;
                 spawner.walls = walls;
+                spawner.missing = missing;
                 Ok((spawner, Endings { receiver }))
             }
             reply => Err(unexpected(reply)),
@@ -171,6 +179,11 @@ impl Spawner {
     /// The walls that stand around every VM.
     pub fn walls(&self) -> Walls {
         self.walls
+    }
+
+    /// The walls that do not stand, with reasons.
+    pub fn missing_walls(&self) -> &[MissingWall] {
+        &self.missing
     }
 
     /// Sets how many shells of a shape stand ready.

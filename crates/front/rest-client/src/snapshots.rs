@@ -1,5 +1,6 @@
 //! Requests about snapshots, images, the store and the daemon.
 
+use forkd_api::DaemonStatus;
 use forkd_api::routes::{self, fill};
 use forkd_api::{
     CompactRequest, CreateSnapshot, FsckReport, Health, ImageInfo, SnapshotDetail, SnapshotInfo,
@@ -18,6 +19,11 @@ impl Client {
     /// The version of the daemon.
     pub async fn version(&self) -> Result<Version, Error> {
         self.json(self.get(routes::VERSION)).await
+    }
+
+    /// The walls around sandboxes.
+    pub async fn status(&self) -> Result<DaemonStatus, Error> {
+        self.json(self.get(routes::STATUS)).await
     }
 
     /// Lists snapshots.

@@ -94,9 +94,23 @@ impl Cgroups {
         Ok(left)
     }
 
+    /// The folder that holds the leaves.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The walls that stand here.
     pub fn walls(&self) -> Walls {
         self.walls
+    }
+
+    /// Why a wall that these groups could be does not stand.
+    pub fn why_missing(&self, wall: Wall) -> String {
+        let controller = wall.name();
+        format!(
+            "the cgroup v2 controller {controller} cannot be used in {}: delegate it to forkd (systemd: Delegate={controller}), or mount it as cgroup v2",
+            self.root.display()
+        )
     }
 
     /// Makes a leaf and puts a new VMM into it. `threads` is the number of threads and processes that the VMM needs.
@@ -267,16 +281,20 @@ fn home_of(mount: &Path, own: &str) -> Option<PathBuf> {
     })
 }
 
-/// A name that another `forkd-spawn` on this host does not have: FNV-1a of the socket's path.
+/// A name that another `forkd-spawn` on this host does not have.
 fn group_name(socket: &Path) -> String {
-    let hash = socket
+    format!("{:016x}", group_number(socket))
+}
+
+/// A number that another `forkd-spawn` on this host does not have: FNV-1a of the socket's path.
+pub fn group_number(socket: &Path) -> u64 {
+    socket
         .as_os_str()
         .as_encoded_bytes()
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-    format!("{hash:016x}")
+        })
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::os::fd::BorrowedFd;
 use forkd_sys::{Channel, ChannelError};
 use forkd_types::Engine;
 use forkd_vmm_proto::{
-    Capabilities, Command, FdIndex, FromVmm, PROTOCOL_VERSION, PrepareSpec, Reply, Request,
-    ResponseTo, Shape, WireError, encode,
+    Capabilities, Command, FdIndex, FromVmm, JailSpec, PROTOCOL_VERSION, PrepareSpec, Reply,
+    Request, ResponseTo, Shape, WireError, encode,
 };
 use thiserror::Error;
 
@@ -47,17 +47,23 @@ pub fn prepare(
     shape: Shape,
     kvm: BorrowedFd<'_>,
     pagemap: Option<BorrowedFd<'_>>,
+    (mut jail, namespaces): (JailSpec, Vec<BorrowedFd<'_>>),
 ) -> Result<(), BeginError> {
+    let mut fds = vec![kvm];
+    fds.extend(pagemap);
+    let first = fds.len() as u8;
+    jail.namespaces = (first..).map(FdIndex).take(namespaces.len()).collect();
+    fds.extend(namespaces);
     let spec = PrepareSpec {
         shape,
         kvm: FdIndex(0),
         pagemap: pagemap.map(|_| FdIndex(1)),
+        jail: Some(jail),
     };
     let request = Request {
         seq: PREPARE,
         command: Command::Prepare(spec),
     };
-    let fds: Vec<_> = std::iter::once(kvm).chain(pagemap).collect();
     Ok(control.send(&encode(&request)?, &fds)?)
 }
 

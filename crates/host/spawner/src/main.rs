@@ -6,6 +6,7 @@
 mod cgroup;
 mod client;
 mod handshake;
+mod jail;
 mod pool;
 mod process;
 mod server;
@@ -18,6 +19,7 @@ use anyhow::{Context, bail};
 use cgroup::Cgroups;
 use clap::Parser;
 use forkd_types::Engine;
+use jail::Jails;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -66,13 +68,23 @@ fn main() -> anyhow::Result<()> {
     }
     let listener = listen_on(&args.socket)?;
     let socket = args.socket.canonicalize().unwrap_or(args.socket);
+    let cgroups = Cgroups::open(&socket);
+    // Before the first thread and the first VMM: the namespaces of this process may change.
+    let jails = Jails::build(&socket);
+    let home = cgroups.as_ref().ok().map(|(cgroups, _)| cgroups.root());
+    let writable: Vec<&Path> = home.into_iter().collect();
+    for problem in jail::confine_this_program(&vmm, &socket, &writable) {
+        say(&format!(
+            "this program keeps rights it does not need: {problem}"
+        ));
+    }
     let settings = Settings {
         vmm,
         engine: args.engine,
         parallel: args.parallel,
         max_processes: args.max_vms,
     };
-    Server::new(settings, listener, Cgroups::open(&socket))
+    Server::new(settings, listener, cgroups, jails)
         .and_then(|mut server| server.run())
         .context("the event loop cannot go on")
 }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use forkd_sys::jail::{StartedProcess, start_as_init};
 use forkd_sys::{Channel, ChannelError};
 use forkd_vmm_proto::spawn::HowEnded;
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -47,25 +48,20 @@ pub enum StartError {
 
 impl Process {
     /// Starts a VMM. Its control socket is its standard input, so that nothing else has to be inherited.
-    pub fn start(program: &Path) -> Result<Self, StartError> {
+    /// With `new_pids` it is process ID 1 of a namespace of its own.
+    pub fn start(program: &Path, new_pids: bool) -> Result<Self, StartError> {
         let (ours, theirs) = Channel::pair().map_err(StartError::Socket)?;
         // Only our end: the VMM blocks on its own.
         fcntl_setfl(&ours, OFlags::NONBLOCK).map_err(StartError::Watch)?;
-        let child = Command::new(program)
-            .args(["--control-fd", "0"])
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .current_dir("/")
-            .env_clear()
-            .spawn()
-            .map_err(|source| StartError::Start {
-                program: program.to_owned(),
-                source,
-            })?;
-        let pid = Pid::from_child(&child);
-        // Dropping a `Child` neither ends nor reaps it: from here on the pidfd is the handle.
-        drop(child);
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(StartError::Watch)?;
+        let started = if new_pids {
+            start_in_namespace(program, &theirs)
+        } else {
+            start_here(program, theirs)
+        };
+        let StartedProcess { pid, pidfd } = started.map_err(|source| StartError::Start {
+            program: program.to_owned(),
+            source,
+        })?;
         let process = Self {
             pid,
             pidfd,
@@ -140,6 +136,28 @@ impl Process {
     }
 }
 
+const ARGS: [&str; 2] = ["--control-fd", "0"];
+
+fn start_in_namespace(program: &Path, control: &Channel) -> std::io::Result<StartedProcess> {
+    let nothing = std::fs::File::options().write(true).open("/dev/null")?;
+    start_as_init(program, &ARGS, control.as_fd(), Some(nothing.as_fd()))
+}
+
+fn start_here(program: &Path, control: Channel) -> std::io::Result<StartedProcess> {
+    let child = Command::new(program)
+        .args(ARGS)
+        .stdin(Stdio::from(OwnedFd::from(control)))
+        .stdout(Stdio::null())
+        .current_dir("/")
+        .env_clear()
+        .spawn()?;
+    let pid = Pid::from_child(&child);
+    // Dropping a `Child` neither ends nor reaps it: from here on the pidfd is the handle.
+    drop(child);
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(StartedProcess { pid, pidfd })
+}
+
 impl Drop for Process {
     /// A process without an owner must not live on.
     fn drop(&mut self) {
@@ -157,7 +175,7 @@ mod tests {
     #[test]
     fn the_end_of_a_process_is_told_apart() {
         let ended = |program: &str| {
-            let process = Process::start(Path::new(program)).unwrap();
+            let process = Process::start(Path::new(program), false).unwrap();
             let mut polled = [rustix::event::PollFd::new(
                 &process.pidfd,
                 rustix::event::PollFlags::IN,
@@ -171,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_vmm_is_killed_before_others_when_memory_runs_out() {
-        let process = Process::start(Path::new("/bin/cat")).unwrap();
+        let process = Process::start(Path::new("/bin/cat"), false).unwrap();
         process.allow_oom_kill().unwrap();
         let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", process.pid()));
         assert_eq!(score.unwrap().trim(), "500");
@@ -179,7 +197,9 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named() {
-        let error = Process::start(Path::new("/nowhere/forkd-vmm")).unwrap_err();
-        assert_eq!(error.to_string(), "/nowhere/forkd-vmm did not start");
+        for new_pids in [false, rustix::process::geteuid().is_root()] {
+            let error = Process::start(Path::new("/nowhere/forkd-vmm"), new_pids).unwrap_err();
+            assert_eq!(error.to_string(), "/nowhere/forkd-vmm did not start");
+        }
     }
 }

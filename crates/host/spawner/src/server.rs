@@ -27,6 +27,7 @@ use rustix::event::epoll;
 use crate::cgroup::{Cgroups, Leaf};
 use crate::client::{Client, Received};
 use crate::handshake::Progress;
+use crate::jail::{Jails, VmUser};
 use crate::pool::Pools;
 use crate::process::Process;
 
@@ -100,6 +101,8 @@ struct Entry {
     capabilities: Capabilities,
     /// The cgroup of the VM, where there are cgroups.
     leaf: Option<Leaf>,
+    /// The user ID of the VMM, where VMMs have users of their own.
+    user: Option<VmUser>,
     /// Client and number of each request that waits for its end.
     killers: Vec<(u64, u64)>,
 }
@@ -141,6 +144,7 @@ pub struct Server {
     kvm: Option<OwnedFd>,
     /// The cgroups of VMs, or why there are none.
     cgroups: Result<Cgroups, String>,
+    jails: Jails,
     graves: Vec<Grave>,
     clients: HashMap<u64, Client>,
     processes: HashMap<u64, Entry>,
@@ -174,6 +178,7 @@ impl Server {
         settings: Settings,
         listener: OwnedFd,
         cgroups: std::io::Result<(Cgroups, Vec<Leaf>)>,
+        jails: Jails,
     ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(
@@ -203,6 +208,7 @@ impl Server {
             listener,
             kvm: None,
             cgroups,
+            jails,
             graves,
             clients: HashMap::new(),
             processes: HashMap::new(),
@@ -341,6 +347,7 @@ impl Server {
             version: SPAWN_VERSION,
             engine: self.settings.engine,
             walls: self.walls(),
+            missing: self.missing_walls(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! System calls that a system call filter must forbid, for tests of filters.
+//! System calls that a system call filter must forbid, for tests of filters and of the jail.
 //!
 //! None of them touches memory of the caller. They are here because they need `unsafe`.
 #![allow(unsafe_code)]
@@ -68,4 +68,23 @@ pub fn signal_thread(process: i32, thread: i32, signal: i32) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Asks to trace a process.
+pub fn trace_process(process: i32) -> io::Result<()> {
+    // SAFETY: this request uses neither of the two pointers.
+    let rc = unsafe { libc::syscall(libc::SYS_ptrace, libc::PTRACE_SEIZE, process, 0, 0) };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Asks to run a program in place of this one. The path is a folder, so the call never succeeds.
+pub fn run_program() -> io::Result<()> {
+    let none: [*const libc::c_char; 1] = [std::ptr::null()];
+    // SAFETY: the path ends with a zero, and both lists with a null pointer.
+    unsafe { libc::execve(c"/".as_ptr(), none.as_ptr(), none.as_ptr()) };
+    Err(io::Error::last_os_error())
 }

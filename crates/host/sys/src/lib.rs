@@ -4,11 +4,11 @@
 //! map, write tracking, inherited descriptors, tap devices, packets with descriptors. Every `unsafe` block
 //! states why it is sound.
 
-#[cfg(any(test, feature = "test-utils"))]
 pub mod filter_probe;
 mod fork;
 mod heap;
 mod inherit;
+pub mod jail;
 mod pagemap;
 mod signal;
 mod tap;

@@ -6,11 +6,12 @@
 use std::io::Write;
 use std::process;
 
+use forkd_sys::jail::close_other_descriptors;
 use forkd_sys::{
     Channel, ignore_sigpipe, inherited_fd, install_forbidden_call_handler, install_kick_handler,
     use_one_heap,
 };
-use forkd_vmm::program::{Options, Session, USAGE, chain, init_log};
+use forkd_vmm::program::{Options, Session, USAGE, chain, init_log, self_test};
 use forkd_vmm_proto::ExitCode;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
@@ -31,6 +32,10 @@ fn main() {
             println!("forkd-vmm {}", env!("CARGO_PKG_VERSION"));
             ExitCode::Ok
         }
+        Options::SelfTestJail { control_fd: None } => self_test::run(),
+        Options::SelfTestJail {
+            control_fd: Some(control_fd),
+        } => self_test::inside(control_fd),
         Options::Run {
             control_fd,
             seccomp,
@@ -67,10 +72,11 @@ fn end_on_panic() {
 }
 
 fn start(control_fd: i32, seccomp: bool) -> Result<Session, Box<dyn std::error::Error>> {
+    close_other_descriptors(control_fd)?;
     install_kick_handler()?;
     install_forbidden_call_handler()?;
     // The parent may have ended before this call. Then the control socket is closed, too, and the session ends.
-    // Changing the user ID clears the setting, so whatever does that has to come before.
+    // Entering the jail clears the setting and sets it again.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let channel = Channel::from_fd(inherited_fd(control_fd)?);
     Ok(Session::new(channel, seccomp)?)

@@ -136,6 +136,7 @@ impl Spawner {
                 version: SPAWN_VERSION,
                 engine: Engine::FORKD,
                 walls: Walls::empty(),
+                missing: Vec::new(),
             })),
             SpawnCommand::Take { shape, ids, .. } => Some(self.take(client, shape, &ids)),
             SpawnCommand::Adopt { after } => Some(self.adopt(after.as_ref())),
@@ -326,6 +327,7 @@ fn make_shell(program: &Path, shape: Shape) -> io::Result<(Child, Channel)> {
             shape,
             kvm: FdIndex(0),
             pagemap: None,
+            jail: None,
         };
         ask(&ours, 2, VmmCommand::Prepare(spec), &[nothing.as_fd()])
     });

@@ -42,6 +42,7 @@ pub fn stand_in_with_fds(
                         version: SPAWN_VERSION,
                         engine: Engine::FORKD,
                         walls: Walls::empty(),
+                        missing: Vec::new(),
                     }),
                     Vec::new(),
                 ),

@@ -89,6 +89,7 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(status::healthz))
         .routes(routes!(status::version))
         .routes(routes!(status::metrics))
+        .routes(routes!(status::status))
         .routes(routes!(snapshots::list, snapshots::create))
         .routes(routes!(snapshots::update, snapshots::delete))
         .routes(routes!(snapshots::info))

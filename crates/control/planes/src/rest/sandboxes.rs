@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use forkd_api::{
-    BranchRequest, CreateSandboxes, ErrorCode, ForkRequest, LimitKind, Limits, MAX_CHILDREN,
+    BranchRequest, CreateSandboxes, ErrorCode, ForkRequest, InvalidLimits, Limits, MAX_CHILDREN,
     SandboxInfo, SandboxState, SnapshotInfo, UpdateSandbox,
 };
 use serde::Deserialize;
@@ -59,27 +59,9 @@ pub fn checked_labels(
     Ok(labels)
 }
 
-/// The limits that this daemon enforces.
-const ENFORCED: &[LimitKind] = &[LimitKind::Memory];
-
-/// Refuses numbers out of range, and limits that this daemon would have to ignore.
-fn checked_limits(request: &CreateSandboxes) -> Result<Limits, Failure> {
-    let limits = request
-        .checked_limits()
-        .map_err(|error| Failure::new(ErrorCode::InvalidRequest, error.to_string()))?;
-    let ignored = limits.requested().find(|kind| !ENFORCED.contains(kind));
-    if let Some(kind) = ignored {
-        let enforced: Vec<&str> = ENFORCED.iter().map(|kind| kind.field()).collect();
-        return Err(Failure::new(
-            ErrorCode::Unsupported,
-            format!("this daemon cannot enforce limits.{}", kind.field()),
-        )
-        .with_hint(format!(
-            "leave it out; this daemon enforces: {}",
-            enforced.join(", ")
-        )));
-    }
-    Ok(limits)
+/// Refuses numbers out of range. A limit that this host cannot keep is refused when the first process is taken.
+fn checked_limits(limits: Result<Limits, InvalidLimits>) -> Result<Limits, Failure> {
+    limits.map_err(|error| Failure::new(ErrorCode::InvalidRequest, error.to_string()))
 }
 
 fn checked_count(n: u32) -> Result<usize, Failure> {
@@ -193,12 +175,14 @@ pub async fn start(
     headers: HeaderMap,
     Body(request): Body<CreateSandboxes>,
 ) -> Answer<Response> {
+    let limits = checked_limits(request.checked_limits())?;
     let wish = CreateRequest {
         tag: parse_tag(&request.snapshot_tag)?,
         count: checked_count(request.n)?,
         owner: actor.owner.clone(),
         expires_at_unix: expiry(&app, request.timeout_secs)?,
-        memory_limit_mib: checked_limits(&request)?.memory_mib,
+        memory_limit_mib: limits.memory_mib,
+        limits: limits.into(),
         labels: checked_labels(request.labels.clone())?,
         workspace: None,
         id: None,
@@ -229,7 +213,7 @@ pub async fn get(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxInfo
     Ok(Json(sandbox.info()))
 }
 
-/// Changes when a sandbox expires, or its labels.
+/// Changes when a sandbox expires, its labels, or its limits.
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}", tag = "sandboxes", request_body = UpdateSandbox,
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The sandbox", body = SandboxInfo)
@@ -243,9 +227,17 @@ pub async fn update(
         None => None,
         Some(seconds) => Some(expiry(&app, Some(seconds))?),
     };
+    let limits = match request.limits {
+        None => None,
+        Some(limits) => {
+            let limits = checked_limits(limits.checked())?;
+            Some((limits.memory_mib, limits.into()))
+        }
+    };
     let changes = Changes {
         expires_at_unix: expires,
         labels: request.labels.map(checked_labels).transpose()?,
+        limits,
     };
     let (sender, done) = oneshot::channel();
     sandbox.ask(Ask::Update(changes, sender))?;

@@ -6,11 +6,12 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use forkd_api::{API_VERSION, Health, Version};
+use forkd_api::{API_VERSION, DaemonStatus, Health, Version};
 
 use forkd_edge::auth::Actor;
-use forkd_edge::errors::Failure;
+use forkd_edge::errors::{Answer, Failure};
 use forkd_sandboxes::app::App;
+use forkd_sandboxes::error::Error;
 use forkd_sandboxes::health;
 
 /// Is the daemon well. Needs no token.
@@ -53,6 +54,22 @@ pub async fn version() -> Json<Version> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         api: API_VERSION.to_owned(),
     })
+}
+
+/// The walls around sandboxes.
+#[utoipa::path(get, path = "/v1/status", tag = "status", responses(
+    (status = 200, description = "The walls that stand, and those that do not", body = DaemonStatus)
+))]
+pub async fn status(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<DaemonStatus>> {
+    let mut isolation = app.launcher.isolation().await.map_err(Error::from)?;
+    if !actor.is_admin() {
+        // Reasons name paths of the host.
+        isolation
+            .missing
+            .iter_mut()
+            .for_each(|missing| missing.reason = None);
+    }
+    Ok(Json(DaemonStatus { isolation }))
 }
 
 /// Metrics in Prometheus' text format.

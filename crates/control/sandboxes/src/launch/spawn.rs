@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use forkd_api::{Isolation, MissingWall};
 use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_link::{Endings, Process, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
@@ -70,6 +71,23 @@ impl Launcher {
     /// The engine that VMs of this host run on.
     pub async fn engine(&self) -> Result<Engine, SpawnerError> {
         Ok(self.connected().await?.engine())
+    }
+
+    /// The walls around every VM.
+    pub async fn isolation(&self) -> Result<Isolation, SpawnerError> {
+        let spawner = self.connected().await?;
+        let missing = spawner.missing_walls().iter().map(|missing| MissingWall {
+            wall: missing.wall.clone(),
+            reason: Some(missing.reason.clone()),
+        });
+        Ok(Isolation {
+            walls: spawner
+                .walls()
+                .iter()
+                .map(|wall| wall.name().to_owned())
+                .collect(),
+            missing: missing.collect(),
+        })
     }
 
     /// Takes one shell for each ID, under limits that this host can keep. A shell that could not be made is missing
@@ -252,6 +270,13 @@ impl Launcher {
             Err(_) => self.start().await?,
         };
         tracing::info!(walls = ?spawner.walls(), "walls around every VM");
+        for missing in spawner.missing_walls() {
+            tracing::warn!(
+                wall = missing.wall,
+                reason = missing.reason,
+                "a wall does not stand"
+            );
+        }
         let spawner = Arc::new(spawner);
         *self.slot() = Some(Arc::clone(&spawner));
         // The receiver lives as long as the daemon does.

@@ -43,6 +43,7 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         owner: fork.owner,
         expires_at_unix: fork.expires_at_unix,
         memory_limit_mib: record.memory_limit_mib,
+        limits: record.limits,
         labels: fork.labels,
         workspace: None,
         id: None,

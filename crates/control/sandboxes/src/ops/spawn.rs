@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use crate::app::App;
 use crate::clock;
 use crate::error::{Error, chain};
+use crate::host_limits::HostLimits;
 use crate::launch::{self, StartedVm};
 use crate::limits::VmSlot;
 use crate::sandbox::birth::{Birth, Launch};
@@ -38,6 +39,8 @@ pub struct CreateRequest {
     pub expires_at_unix: Option<u64>,
     /// Limit on host memory.
     pub memory_limit_mib: Option<u64>,
+    /// The other limits on host resources.
+    pub limits: HostLimits,
     pub labels: BTreeMap<String, String>,
     /// The workspace it is for.
     pub workspace: Option<String>,
@@ -47,11 +50,10 @@ pub struct CreateRequest {
 
 impl CreateRequest {
     /// The host resources that each child may use.
-    fn limits(&self) -> Limits {
-        Limits {
-            memory_bytes: self.memory_limit_mib.map(|mib| mib.saturating_mul(1 << 20)),
-            ..Limits::default()
-        }
+    fn limits(&self, app: &App) -> Result<Limits, Error> {
+        Ok(self
+            .limits
+            .for_host(self.memory_limit_mib, &app.config.data_dir)?)
     }
 }
 
@@ -105,6 +107,7 @@ pub async fn start_from(
     let engine = app.launcher.engine().await?;
     launch::check_engine(&manifest, engine)?;
     let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
+    let limits = request.limits(app)?;
     let inherited = disk_budget::inherited(app, &manifest);
     let source = Arc::new(source);
     let mut children = Vec::with_capacity(slots.len());
@@ -123,7 +126,7 @@ pub async fn start_from(
     trace::spawn(hand_out(
         Arc::clone(app),
         shape,
-        request.limits(),
+        limits,
         waiting,
         children.clone(),
     ));
@@ -214,6 +217,7 @@ fn record(
         created_at_unix: clock::unix(),
         expires_at_unix: request.expires_at_unix,
         memory_limit_mib: request.memory_limit_mib,
+        limits: request.limits,
         labels: request.labels.clone(),
         workspace: request.workspace.clone(),
         hostname: None,

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
+use crate::host_limits::HostLimits;
 use crate::ops::branch;
 use crate::ops::snapshots;
 use crate::ops::spawn::{CreateRequest, create};
@@ -186,6 +187,7 @@ async fn start(app: &Arc<App>, record: &mut WorkspaceRecord, tag: Tag) -> Result
         owner: record.owner.clone(),
         expires_at_unix: None,
         memory_limit_mib: record.memory_limit_mib,
+        limits: HostLimits::default(),
         labels: BTreeMap::new(),
         workspace: Some(record.name.to_string()),
         id: record.sandbox.clone(),

@@ -163,6 +163,7 @@ impl SandboxHandle {
             created_at_unix: record.created_at_unix,
             pid: record.pid.filter(|_| live.phase != Phase::Failed),
             memory_limit_mib: record.memory_limit_mib,
+            limits: record.limits.as_shown(record.memory_limit_mib),
             has_branched: record.branch_count > 0,
             last_branch_memory_path: record.last_branch_memory_path.clone(),
             branch_count: record.branch_count,

@@ -27,6 +27,7 @@ use super::state::Step;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
+use crate::host_limits::HostLimits;
 use crate::limits::VmSlot;
 use crate::state::{SandboxRecord, StoredState};
 
@@ -58,6 +59,8 @@ pub struct Changes {
     /// When the sandbox is deleted; `Some(None)` is never.
     pub expires_at_unix: Option<Option<u64>>,
     pub labels: Option<BTreeMap<String, String>>,
+    /// The memory limit in MiB and the other limits, all of them.
+    pub limits: Option<(Option<u64>, HostLimits)>,
 }
 
 impl Ask {
@@ -322,10 +325,20 @@ impl SandboxOwner {
                 let _ = reply.send(self.counters().await);
             }
             Ask::Update(changes, reply) => {
-                let saved = self.save(|record| changes.apply(record)).await;
-                let _ = reply.send(saved.map(|_| self.sandbox.info()));
+                let answer = self.update(changes).await;
+                let _ = reply.send(answer.map(|()| self.sandbox.info()));
             }
         }
+    }
+
+    /// Changes what users may set. New limits are in force before the record has them.
+    async fn update(&self, changes: Changes) -> Result<(), Error> {
+        if let Some((memory_mib, limits)) = &changes.limits {
+            let limits = limits.for_host(*memory_mib, &self.app.config.data_dir)?;
+            let id = &self.sandbox.id;
+            self.app.launcher.set_limits(id, limits).await?;
+        }
+        self.save(|record| changes.apply(record)).await.map(drop)
     }
 
     async fn change(&self, step: Step, command: Command, state: StoredState) -> Result<(), Error> {
@@ -402,6 +415,10 @@ impl Changes {
         }
         if let Some(labels) = self.labels {
             record.labels = labels;
+        }
+        if let Some((memory_mib, limits)) = self.limits {
+            record.memory_limit_mib = memory_mib;
+            record.limits = limits;
         }
     }
 }

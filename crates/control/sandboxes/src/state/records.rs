@@ -10,6 +10,8 @@ use forkd_types::{Digest, Engine, SandboxId, Tag};
 use forkd_vmm_proto::ImageId;
 use serde::{Deserialize, Serialize};
 
+use crate::host_limits::HostLimits;
+
 /// Where a sandbox was when it was last written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -71,6 +73,9 @@ pub struct SandboxRecord {
     /// Limit on host memory.
     #[serde(default)]
     pub memory_limit_mib: Option<u64>,
+    /// The other limits on host resources.
+    #[serde(default)]
+    pub limits: HostLimits,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// The workspace it belongs to.
@@ -207,6 +212,7 @@ impl SandboxRecord {
             created_at_unix: 0,
             expires_at_unix: None,
             memory_limit_mib: None,
+            limits: HostLimits::default(),
             labels: BTreeMap::new(),
             workspace: None,
             hostname: None,

@@ -11,7 +11,6 @@ use rustix::event::epoll;
 use super::{Entry, Server, State, Token, chain, end, threads, watch, within};
 use crate::client::would_block;
 use crate::handshake::{self, BeginError, Progress, Progressed};
-use crate::process::Process;
 
 impl Server {
     /// Starts what the pools lack.
@@ -38,7 +37,10 @@ impl Server {
             self.processes.len() as u64 + 1,
             self.settings.max_processes as u64,
         )?;
-        let process = Process::start(&self.settings.vmm).map_err(|error| failed(chain(&error)))?;
+        let process = self
+            .jails
+            .start(&self.settings.vmm)
+            .map_err(|error| failed(chain(&error)))?;
         let leaf = match &mut self.cgroups {
             Ok(cgroups) => {
                 let leaf = cgroups.leaf(process.pid(), threads(&shape));
@@ -46,6 +48,7 @@ impl Server {
             }
             Err(_) => None,
         };
+        let user = self.jails.user();
         let number = self.number();
         let begun = handshake::begin(process.control()).map_err(|error| chain(&error));
         let watched = begun.and_then(|()| {
@@ -75,6 +78,7 @@ impl Server {
                 state,
                 capabilities: Capabilities::empty(),
                 leaf,
+                user,
                 killers: Vec::new(),
             },
         );
@@ -134,6 +138,7 @@ impl Server {
             entry.shape,
             kvm.as_fd(),
             pagemap.as_ref().map(AsFd::as_fd),
+            self.jails.spec(entry.user.as_ref()),
         )
     }
 

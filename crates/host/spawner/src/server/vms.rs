@@ -5,7 +5,7 @@ use std::time::Instant;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
-    FromSpawn, Jail, Limits, MAX_BATCH, SpawnError, SpawnReply, Vm, Walls,
+    FromSpawn, Jail, Limits, MAX_BATCH, MissingWall, SpawnError, SpawnReply, Vm, Wall, Walls,
 };
 
 use super::{BurstOfTakes, Grave, PendingTake, Server, State, end, share, threads, within};
@@ -13,7 +13,28 @@ use crate::cgroup::{self, Cgroups, Leaf};
 
 impl Server {
     pub(super) fn walls(&self) -> Walls {
-        self.cgroups.as_ref().map_or(Walls::empty(), Cgroups::walls)
+        let limits = self.cgroups.as_ref().map_or(Walls::empty(), Cgroups::walls);
+        limits.iter().chain(self.jails.walls().iter()).collect()
+    }
+
+    /// The walls that do not stand, with reasons.
+    pub(super) fn missing_walls(&self) -> Vec<MissingWall> {
+        let have = self.walls();
+        Walls::all()
+            .missing_from(have)
+            .map(|wall| MissingWall {
+                wall: wall.name().to_owned(),
+                reason: self.why_missing(wall),
+            })
+            .collect()
+    }
+
+    fn why_missing(&self, wall: Wall) -> String {
+        match (self.jails.reason(wall), &self.cgroups) {
+            (Some(reason), _) => reason.to_owned(),
+            (None, Err(reason)) => reason.clone(),
+            (None, Ok(cgroups)) => cgroups.why_missing(wall),
+        }
     }
 
     /// Refuses what cannot be kept: a VM whose limit silently does not hold is worse than none.
@@ -28,13 +49,9 @@ impl Server {
         let Some(wall) = missing else {
             return Ok(());
         };
-        let reason = match &self.cgroups {
-            Err(reason) => reason.clone(),
-            Ok(_) => "the kernel does not offer it here".to_owned(),
-        };
         Err(SpawnError::NoWall {
             wall: wall.to_string(),
-            reason,
+            reason: self.why_missing(wall),
         })
     }
 
@@ -277,7 +294,6 @@ impl Server {
 mod tests {
     use forkd_types::{Engine, MiB};
     use forkd_vmm_proto::CpuModel;
-    use forkd_vmm_proto::spawn::Wall;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
     use super::*;
@@ -301,7 +317,8 @@ mod tests {
             max_processes: 4,
         };
         let none = std::io::Error::other("there is no cgroup v2");
-        Server::new(settings, listener.unwrap(), Err(none)).unwrap()
+        let jails = crate::jail::Jails::none("a test");
+        Server::new(settings, listener.unwrap(), Err(none), jails).unwrap()
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod error;
 mod log;
 mod options;
 pub mod seccomp;
+pub mod self_test;
 mod session;
 
 pub use error::{chain, wire_error};

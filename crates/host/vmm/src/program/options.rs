@@ -18,6 +18,7 @@ file, /dev/kvm included, comes as a descriptor over that socket.
 Options:
   --control-fd FD   the connected SOCK_SEQPACKET socket that orders come over
   --no-seccomp      do not restrict system calls
+  --self-test-jail  try to leave the jail of this host; print one line per attempt
   --help            print this
   --version         print the version
 
@@ -33,6 +34,8 @@ pub enum Options {
     Help,
     /// Print the version.
     Version,
+    /// Try the jail: from outside, or inside with a control socket.
+    SelfTestJail { control_fd: Option<RawFd> },
     Run {
         /// The control socket.
         control_fd: RawFd,
@@ -58,7 +61,7 @@ pub enum OptionsError {
 impl Options {
     /// Reads the arguments after the program's name.
     pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, OptionsError> {
-        let (mut control_fd, mut seccomp) = (None, true);
+        let (mut control_fd, mut seccomp, mut self_test) = (None, true, false);
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
             let mut fd = |name| {
@@ -72,8 +75,12 @@ impl Options {
                 "--version" | "-V" => return Ok(Self::Version),
                 "--control-fd" => control_fd = Some(fd("--control-fd")?),
                 "--no-seccomp" => seccomp = false,
+                "--self-test-jail" => self_test = true,
                 _ => return Err(OptionsError::Unknown(arg)),
             }
+        }
+        if self_test {
+            return Ok(Self::SelfTestJail { control_fd });
         }
         Ok(Self::Run {
             control_fd: control_fd.ok_or(OptionsError::NoControl)?,

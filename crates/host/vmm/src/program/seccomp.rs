@@ -44,6 +44,11 @@ fn program(bytes: &[u8]) -> BpfProgram {
         .collect()
 }
 
+/// The filters of all kinds of threads.
+pub(super) fn programs() -> [BpfProgram; 4] {
+    [VCPU, DEVICES, DISKS, CONTROL].map(program)
+}
+
 /// Restricts the calling thread to the calls of its kind.
 pub fn restrict(kind: ThreadKind) -> Result<(), FilterError> {
     let bytes = match kind {

@@ -9,12 +9,13 @@ use std::io::{Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use forkd_sys::jail::{Cell, enter};
 use forkd_sys::{Channel, ChannelError, Pagemap, PagemapError};
 use forkd_types::Engine;
 use forkd_vmm_proto::{
-    Capabilities, Command, Counters, Event, ExitCode, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION,
-    PrepareSpec, Reply, Request, ResponseTo, Status, StopCause, VmmError, VmmErrorCode, VmmPhase,
-    WireError, decode, encode,
+    Capabilities, Command, Counters, Event, ExitCode, FromVmm, JailSpec, MAX_MESSAGE,
+    MAX_NAMESPACES, PROTOCOL_VERSION, PrepareSpec, Reply, Request, ResponseTo, Status, StopCause,
+    VmmError, VmmErrorCode, VmmPhase, WireError, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
@@ -383,6 +384,9 @@ impl Session {
         if let Err(error) = &pagemap {
             tracing::warn!(%error, "every page counts as changed");
         }
+        if let Some(jail) = &spec.jail {
+            enter_jail(jail, &mut fds)?;
+        }
         let machine = Machine::prepare(
             &hypervisor,
             spec.shape,
@@ -470,6 +474,27 @@ impl Session {
 }
 
 /// A thread that cannot be restricted does not run.
+/// Enters the jail. The shell is built inside of it, so that every thread is born there.
+fn enter_jail(jail: &JailSpec, fds: &mut Fds) -> Result<(), VmmError> {
+    if jail.namespaces.len() > MAX_NAMESPACES {
+        return Err(VmmError {
+            code: VmmErrorCode::BadRequest,
+            message: format!("a jail has at most {MAX_NAMESPACES} namespaces"),
+        });
+    }
+    let namespaces: Result<Vec<_>, FdError> = jail
+        .namespaces
+        .iter()
+        .map(|index| fds.take(*index))
+        .collect();
+    let cell = Cell {
+        namespaces: namespaces.map_err(|error| wire_error(VmmErrorCode::BadRequest, &error))?,
+        user: jail.user,
+        landlock: jail.landlock,
+    };
+    enter(cell).map_err(|error| wire_error(VmmErrorCode::Io, &error))
+}
+
 fn thread_start(restricted: bool) -> ThreadStart {
     if !restricted {
         return Arc::new(|_| {});

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use forkd_api::{API_VERSION, ErrorCode, Version};
+use forkd_api::{API_VERSION, ErrorCode, Isolation, Version};
 use forkd_rest_client::Error;
 
 use super::Check;
@@ -46,6 +46,14 @@ pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
             "daemon health",
             problem.to_string(),
             "GET /healthz lists what does not work",
+        ),
+    });
+    checks.push(match in_time(client.status()).await {
+        Ok(status) => isolation(&status.isolation),
+        Err(problem) => Check::warn(
+            "isolation",
+            problem.to_string(),
+            "the daemon's log says more",
         ),
     });
     checks.push(match in_time(client.fsck(false)).await {
@@ -135,6 +143,27 @@ fn fits(version: &Version) -> Check {
             "update the older one",
         )
     }
+}
+
+/// The walls around every sandbox.
+fn isolation(isolation: &Isolation) -> Check {
+    let standing = isolation.walls.join(", ");
+    if isolation.missing.is_empty() {
+        return Check::pass("isolation", standing);
+    }
+    let missing: Vec<String> = isolation
+        .missing
+        .iter()
+        .map(|missing| match &missing.reason {
+            Some(reason) => format!("{} ({reason})", missing.wall),
+            None => missing.wall.clone(),
+        })
+        .collect();
+    Check::warn(
+        "isolation",
+        format!("{standing}; missing: {}", missing.join(", ")),
+        "run the daemon as root, by its systemd unit, on a host with cgroup v2",
+    )
 }
 
 fn token(args: &DaemonArgs) -> Check {

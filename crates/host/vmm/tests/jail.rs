@@ -1,0 +1,90 @@
+//! A VMM process tries to leave its jail, with the rights that a host may give to forkd.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A user without any right.
+const NOBODY: u32 = 65_534;
+
+/// The program where every user can run it.
+fn program(dir: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.join("forkd-vmm");
+    std::fs::copy(env!("CARGO_BIN_EXE_forkd-vmm"), &program).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The report, if nothing was a breach.
+#[track_caller]
+fn held(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{:?}\n{text}{errors}",
+        output.status
+    );
+    assert!(!text.contains("BREACH"), "{text}");
+    assert!(
+        text.lines().filter(|line| line.starts_with("held")).count() >= 18,
+        "{text}"
+    );
+    text
+}
+
+#[test]
+fn root_puts_up_every_wall() {
+    if !is_root() {
+        eprintln!("not root: the jail of a plain user is tested instead");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new(program(dir.path()))
+        .arg("--self-test-jail")
+        .output();
+    let text = held(&output.unwrap());
+    assert!(!text.contains("absent"), "{text}");
+    assert!(text.contains("a user ID of its own"), "{text}");
+}
+
+/// As the systemd unit runs forkd.
+#[test]
+fn root_without_sys_admin_puts_up_every_wall() {
+    if !is_root() {
+        eprintln!("not root: the jail of a plain user is tested instead");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new("setpriv")
+        .args(["--bounding-set", "-sys_admin,-sys_chroot,-setpcap", "--"])
+        .arg(program(dir.path()))
+        .arg("--self-test-jail")
+        .output()
+        .expect("setpriv of util-linux");
+    let text = held(&output);
+    assert!(!text.contains("absent"), "{text}");
+    assert!(text.contains("a user ID of its own"), "{text}");
+}
+
+#[test]
+fn a_plain_user_has_every_wall_but_the_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(program(dir.path()));
+    command.arg("--self-test-jail");
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let text = held(&command.output().unwrap());
+    let absent: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("absent"))
+        .collect();
+    assert!(absent[0].starts_with("absent user"), "{text}");
+}

@@ -171,7 +171,12 @@ async fn counted(stage: &Stage<'_>, operation: Operation, rounds: u8) -> anyhow:
 async fn by_kernel(stage: &Stage<'_>, operation: Operation, round: u8) -> anyhow::Result<Counts> {
     let ready = stage.prepare(operation).await?;
     let processes = process::of_forkd();
-    let devices_before = devices(stage.daemon).await?;
+    // Without a sandbox the metrics still show the counts of the last one.
+    let devices_before = if ready.is_empty() {
+        Counts::new()
+    } else {
+        devices(stage.daemon).await?
+    };
     let before: Vec<Counts> = processes.iter().map(process::counts).collect();
     let made = stage.act(operation, &ready, round).await?;
     let after: Vec<Counts> = processes.iter().map(process::counts).collect();

@@ -71,20 +71,22 @@ pub fn counts(process: &Process) -> Counts {
     all
 }
 
-/// Private pages of guest memory: those in mappings of 2 MiB and more that are not of a program or library.
+/// Private pages of guest memory: those in mappings of files that are not programs or libraries, and in
+/// mappings without a file of 2 MiB and more. Smaller ones without a file are the VMM's own stacks and heaps.
 pub fn private_guest_pages(pid: u32) -> Option<u64> {
     const SMALLEST_KIB: u64 = 2048;
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).ok()?;
-    let (mut pages, mut is_guest) = (0, false);
+    let (mut pages, mut is_guest, mut has_file) = (0, false, false);
     for line in text.lines() {
         let first = line.split_ascii_whitespace().next().unwrap_or("");
         if !first.ends_with(':') {
             // An address range begins a mapping; its last word is the path, if there is one.
             let named = line.split_ascii_whitespace().nth(5).unwrap_or("");
+            has_file = named.starts_with('/');
             is_guest =
                 !named.starts_with('[') && !named.contains(".so") && !named.ends_with("/forkd-vmm");
         } else if first == "Size:" {
-            is_guest &= field_of(line, "Size").unwrap_or(0) >= SMALLEST_KIB;
+            is_guest &= has_file || field_of(line, "Size").unwrap_or(0) >= SMALLEST_KIB;
         } else if first == "Anonymous:" && is_guest {
             pages += field_of(line, "Anonymous").unwrap_or(0) / 4;
         }

@@ -1,6 +1,6 @@
 //! Deadlines of measurements.
 //!
-//! A machine with the instruction clock hangs about one guest in 150 (see `docs/guides/machine.md`). A hung
+//! A machine with the instruction clock hangs a guest now and then (see `docs/guides/machine.md`). A hung
 //! guest executes few instructions, so that the machine's time almost stands still. The deadline is therefore
 //! one of the host's time too, which the machine's real-time clock shows.
 

@@ -7,6 +7,7 @@ mod branch;
 mod chain;
 mod chart;
 mod children;
+mod count;
 mod daemon;
 mod deadline;
 mod floor;
@@ -47,6 +48,8 @@ enum What {
     Fork(children::Args),
     /// Measure each main operation from its request to its answer, through the daemon.
     Operations(operations::Args),
+    /// Count faults, exits, system calls, syncs and pages of each main operation, through the daemon.
+    Count(count::Args),
     /// Measure branches of a running sandbox, through the daemon.
     Branch(branch::Args),
     /// Measure roll-backs of a running sandbox, through the daemon.
@@ -124,6 +127,7 @@ fn main() -> anyhow::Result<()> {
         What::Primitives(args) => primitives(&args),
         What::Fork(args) => children::run(&args),
         What::Operations(args) => operations::run(&args),
+        What::Count(args) => count::run(&args),
         What::Branch(args) => branch::run(&args),
         What::Rollback(args) => rollback::run(&args),
         What::Chain(args) => chain::run(&args),

@@ -1,7 +1,7 @@
 //! `operations`: how long each main operation takes, from the request to its answer.
 //!
 //! Made for a machine with the instruction clock, where the same operation takes the same time whatever the
-//! load of the host. Such a machine hangs about one guest in 150 (see `docs/guides/machine.md`). Every
+//! load of the host. Such a machine hangs a guest now and then (see `docs/guides/machine.md`). Every
 //! measurement has a deadline; one that misses it is taken again from the start, with new sandboxes, and the
 //! report counts those.
 

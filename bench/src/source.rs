@@ -79,6 +79,11 @@ impl<'a> Source<'a> {
         self.daemon.eval(self.id(), code).await
     }
 
+    /// The sandbox without the program's functions.
+    pub fn into_info(self) -> SandboxInfo {
+        self.info
+    }
+
     /// Deletes the sandbox.
     pub async fn end(self) {
         self.daemon.end(vec![self.info]).await;

@@ -26,6 +26,11 @@ impl Client {
         self.json(self.get(routes::STATUS)).await
     }
 
+    /// The metrics of the daemon, in Prometheus' text format.
+    pub async fn metrics(&self) -> Result<String, Error> {
+        self.text(self.get(routes::METRICS)).await
+    }
+
     /// Lists snapshots.
     pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>, Error> {
         self.json(self.get(routes::SNAPSHOTS)).await

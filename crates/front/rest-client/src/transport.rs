@@ -148,6 +148,14 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|source| Error::BadAnswer { status, source })
     }
 
+    pub(crate) async fn text(&self, request: RequestBuilder) -> Result<String, Error> {
+        let response = self.send(request).await?;
+        response
+            .text()
+            .await
+            .map_err(|error| Error::CutOff(Error::root(error)))
+    }
+
     pub(crate) async fn nothing(&self, request: RequestBuilder) -> Result<(), Error> {
         self.send(request).await.map(drop)
     }

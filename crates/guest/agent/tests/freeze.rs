@@ -38,8 +38,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The kernel takes the last process out of the group after its parent has reaped it. A process that the agent was
-        // just starting may come into the group late, so the rest is killed again; a test never hangs here.
+        // The kernel takes the last process out of the group when it is reaped. A process that was just being started may
+        // come into the group late, so the rest is killed again; a test never hangs here.
         for _ in 0..TRIES {
             let _ = fs::write(self.0.join("cgroup.kill"), "1");
             match fs::remove_dir(&self.0) {
@@ -52,11 +52,12 @@ impl Drop for Group {
     }
 }
 
-async fn start() -> Option<(TestAgent, Calls, Group)> {
+/// The agent comes last, so that it ends first: it would start an interpreter that is killed again.
+async fn start() -> Option<(Group, Calls, TestAgent)> {
     let group = Group::make()?;
     let agent = TestAgent::start_with(&["--cgroup".as_ref(), group.0.as_os_str()]).await;
     let client = agent.connect().await;
-    Some((agent, client, group))
+    Some((group, client, agent))
 }
 
 fn identity() -> IdentityRequest {
@@ -76,7 +77,7 @@ fn python(code: &str) -> EvalRequest {
 
 #[tokio::test]
 async fn a_frozen_guest_starts_nothing_and_its_source_is_thawed() {
-    let Some((_agent, client, group)) = start().await else {
+    let Some((group, client, _agent)) = start().await else {
         return;
     };
     let busy = client.start(sh("while :; do :; done")).await.unwrap();
@@ -97,7 +98,7 @@ async fn a_frozen_guest_starts_nothing_and_its_source_is_thawed() {
 
 #[tokio::test]
 async fn a_new_identity_thaws_when_it_is_in_force() {
-    let Some((_agent, client, group)) = start().await else {
+    let Some((group, client, _agent)) = start().await else {
         return;
     };
     client

@@ -52,6 +52,12 @@ routes! {
     /// `GET` lists a directory; `?path=`.
     FILES_LIST = "/v1/sandboxes/{id}/files/list";
     FILES_MKDIR = "/v1/sandboxes/{id}/files/mkdir";
+    /// `GET` the attributes of one path; `?path=`.
+    FILES_STAT = "/v1/sandboxes/{id}/files/stat";
+    FILES_RENAME = "/v1/sandboxes/{id}/files/rename";
+    FILES_ATTRIBUTES = "/v1/sandboxes/{id}/files/attributes";
+    /// `GET` packs a directory as tar, `PUT` unpacks one; `?path=`.
+    FILES_ARCHIVE = "/v1/sandboxes/{id}/files/archive";
     /// `GET` a stream of changes; `?path=`.
     FILES_WATCH = "/v1/sandboxes/{id}/files/watch";
     /// `GET`; upgraded to a WebSocket.
@@ -59,8 +65,17 @@ routes! {
     /// `GET` lists, `POST` starts in the background.
     PROCESSES = "/v1/sandboxes/{id}/processes";
     PROCESS_SIGNAL = "/v1/sandboxes/{id}/processes/{pid}/signal";
+    /// `POST` bytes; `?eof=true` closes the input after them.
+    PROCESS_STDIN = "/v1/sandboxes/{id}/processes/{pid}/stdin";
+    PROCESS_RESIZE = "/v1/sandboxes/{id}/processes/{pid}/resize";
     /// `GET` a stream.
     PROCESS_OUTPUT = "/v1/sandboxes/{id}/processes/{pid}/output";
+    /// `GET` lists, `POST` starts.
+    INTERPRETERS = "/v1/sandboxes/{id}/interpreters";
+    /// `DELETE` stops.
+    INTERPRETER = "/v1/sandboxes/{id}/interpreters/{name}";
+    INTERPRETER_RESTART = "/v1/sandboxes/{id}/interpreters/{name}/restart";
+    INTERPRETER_INTERRUPT = "/v1/sandboxes/{id}/interpreters/{name}/interrupt";
     /// `GET` a stream.
     EVENTS = "/v1/events";
     IMAGES = "/v1/images";

@@ -44,7 +44,7 @@ pub mod window;
 pub use control::Control;
 pub use error::{AgentError, ErrorCode};
 pub use exec::{
-    AttachRequest, ExecRequest, ExecResult, ExitStatus, OnDisconnect, ProcessId, ProcessInfo,
+    AttachRequest, ExecRequest, ExecResult, ExitStatus, InputRequest, OnDisconnect, OutputPosition, ProcessId, ProcessInfo,
     ProcessState, PtySize, ResourceUsage, Rlimit, RlimitResource, SignalRequest, Started,
 };
 pub use file::{

@@ -1,7 +1,7 @@
 //! Requests about processes.
 
 use forkd_guest_proto::{
-    AttachRequest, Control, Event, ExecRequest, ExecResult, ProcessId, ProcessInfo, Request,
+    AttachRequest, Control, Event, ExecRequest, ExecResult, InputRequest, ProcessId, ProcessInfo, Request,
     SignalRequest, Started, channel,
 };
 
@@ -47,6 +47,24 @@ impl Stdin {
     /// Says that no more comes.
     pub fn close(&self) {
         self.handle.end_input();
+    }
+}
+
+/// A part of the standard input of a process. Dropped before [`Self::finish`], bytes may be lost.
+pub struct Input {
+    stream: Stream,
+}
+
+impl Input {
+    /// Writes, at most until the deadline if the process does not read.
+    pub async fn write(&self, bytes: &[u8], by: Deadline) -> Result<(), Error> {
+        by.bound(self.stream.send(bytes)).await
+    }
+
+    /// Waits until the process has taken all bytes.
+    pub async fn finish(self, by: Deadline) -> Result<(), Error> {
+        self.stream.end_input();
+        by.bound(self.stream.response()).await
     }
 }
 
@@ -243,6 +261,14 @@ impl Calls {
     pub async fn attach(&self, request: AttachRequest) -> Result<Exec, Error> {
         let stream = self.open(&Request::Attach(request))?;
         Exec::begin(stream, self.deadline()).await
+    }
+
+    /// Opens the standard input of a process for a part of its input. With `eof` the input ends with this part.
+    pub fn input(&self, process: ProcessId, eof: bool) -> Result<Input, Error> {
+        let request = Request::Input(InputRequest { process, eof });
+        Ok(Input {
+            stream: self.open(&request)?,
+        })
     }
 
     /// The processes that the agent started and still knows.

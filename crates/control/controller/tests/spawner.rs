@@ -31,6 +31,8 @@ fn children(manifest: &Manifest, count: usize) -> CreateRequest {
         expires_at_unix: None,
         memory_limit_mib: None,
         labels: BTreeMap::new(),
+        env: BTreeMap::new(),
+        metadata: BTreeMap::new(),
         workspace: None,
         id: None,
     }

@@ -49,11 +49,21 @@ const GUEST_ROUTES: &[&str] = &[
     routes::FILES,
     routes::FILES_LIST,
     routes::FILES_MKDIR,
+    routes::FILES_STAT,
+    routes::FILES_RENAME,
+    routes::FILES_ATTRIBUTES,
+    routes::FILES_ARCHIVE,
     routes::FILES_WATCH,
     routes::TERMINAL,
     routes::PROCESSES,
     routes::PROCESS_SIGNAL,
+    routes::PROCESS_STDIN,
+    routes::PROCESS_RESIZE,
     routes::PROCESS_OUTPUT,
+    routes::INTERPRETERS,
+    routes::INTERPRETER,
+    routes::INTERPRETER_RESTART,
+    routes::INTERPRETER_INTERRUPT,
 ];
 /// Routes for administrators.
 const ADMIN_ROUTES: &[&str] = &[routes::TOKENS, routes::TOKEN, routes::STORE_FSCK];

@@ -235,6 +235,7 @@ async fn background_processes_are_listed_attached_to_and_killed() {
         process: started.process,
         replay: true,
         stdin: true,
+        since: None,
         lossless: true,
     };
     let mut attached = other.attach(attach).await.unwrap();

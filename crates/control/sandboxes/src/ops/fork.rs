@@ -44,6 +44,8 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         expires_at_unix: fork.expires_at_unix,
         memory_limit_mib: record.memory_limit_mib,
         labels: fork.labels,
+        env: record.env,
+        metadata: record.metadata,
         workspace: None,
         id: None,
     };

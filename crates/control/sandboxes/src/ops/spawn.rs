@@ -39,6 +39,10 @@ pub struct CreateRequest {
     /// Limit on host memory.
     pub memory_limit_mib: Option<u64>,
     pub labels: BTreeMap<String, String>,
+    /// Environment of every program that is started through an API.
+    pub env: BTreeMap<String, String>,
+    /// Free data of the client.
+    pub metadata: BTreeMap<String, String>,
     /// The workspace it is for.
     pub workspace: Option<String>,
     /// Use this ID; only with one child.
@@ -215,6 +219,8 @@ fn record(
         expires_at_unix: request.expires_at_unix,
         memory_limit_mib: request.memory_limit_mib,
         labels: request.labels.clone(),
+        env: request.env.clone(),
+        metadata: request.metadata.clone(),
         workspace: request.workspace.clone(),
         hostname: None,
         ready_us: None,

@@ -187,6 +187,8 @@ async fn start(app: &Arc<App>, record: &mut WorkspaceRecord, tag: Tag) -> Result
         expires_at_unix: None,
         memory_limit_mib: record.memory_limit_mib,
         labels: BTreeMap::new(),
+        env: BTreeMap::new(),
+        metadata: BTreeMap::new(),
         workspace: Some(record.name.to_string()),
         id: record.sandbox.clone(),
     };

@@ -73,6 +73,12 @@ pub struct SandboxRecord {
     pub memory_limit_mib: Option<u64>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Environment of every program that is started through an API.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Free data of the client.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
     /// The workspace it belongs to.
     #[serde(default)]
     pub workspace: Option<String>,
@@ -208,6 +214,8 @@ impl SandboxRecord {
             expires_at_unix: None,
             memory_limit_mib: None,
             labels: BTreeMap::new(),
+            env: BTreeMap::new(),
+            metadata: BTreeMap::new(),
             workspace: None,
             hostname: None,
             ready_us: None,

@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentError, AttachRequest, ClockRequest, DialRequest, ErrorCode, EvalRequest, ExecRequest,
-    FreezeRequest, IdentityRequest, InputRequest, InterpName, InterpStart, ListRequest, MkdirRequest,
-    NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest, RenameRequest,
-    SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest, WriteRequest,
+    FreezeRequest, IdentityRequest, InputRequest, InterpName, InterpStart, ListRequest,
+    MkdirRequest, NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest,
+    RenameRequest, SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest,
+    WriteRequest,
 };
 
 /// A request of the host. Each comment names the type of a successful response.

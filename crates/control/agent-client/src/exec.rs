@@ -1,8 +1,8 @@
 //! Requests about processes.
 
 use forkd_guest_proto::{
-    AttachRequest, Control, Event, ExecRequest, ExecResult, InputRequest, ProcessId, ProcessInfo, Request,
-    SignalRequest, Started, channel,
+    AttachRequest, Control, Event, ExecRequest, ExecResult, InputRequest, ProcessId, ProcessInfo,
+    Request, SignalRequest, Started, channel,
 };
 
 use crate::budget::Held;
@@ -21,7 +21,12 @@ pub enum Output {
     /// Of standard error.
     Stderr(Vec<u8>),
     /// Bytes were lost because they were not taken in time.
-    Lost(u64),
+    Lost {
+        /// Of standard error, not of standard output.
+        stderr: bool,
+        /// How many.
+        bytes: u64,
+    },
 }
 
 /// A process that this side follows. One that was started with [`Calls::exec`] is killed when this is
@@ -120,7 +125,10 @@ impl Exec {
                 found = self.stream.receive(channel::OUT), if !out => (0, found?.map(Output::Stdout)),
                 found = self.stream.receive(channel::ERR), if !err => (1, found?.map(Output::Stderr)),
                 found = self.stream.next_event(), if !events => match found? {
-                    Some(Event::Lost { bytes, .. }) => (2, Some(Output::Lost(bytes))),
+                    Some(Event::Lost { bytes, channel: of }) => {
+                        let stderr = of == channel::ERR;
+                        (2, Some(Output::Lost { stderr, bytes }))
+                    }
                     Some(_) => continue,
                     None => (2, None),
                 },
@@ -182,7 +190,7 @@ impl Capture {
         let (kept, bytes) = match output {
             Output::Stdout(bytes) => (&mut self.stdout, bytes),
             Output::Stderr(bytes) => (&mut self.stderr, bytes),
-            Output::Lost(_) => {
+            Output::Lost { .. } => {
                 self.truncated = true;
                 return Ok(());
             }

@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
@@ -53,13 +54,46 @@ impl Framing {
     }
 }
 
-/// A response that sends each item as it comes.
+/// How long a stream is silent before it says that it lives.
+pub const SILENCE: Duration = Duration::from_secs(15);
+
+/// The line of a stream on which nothing else happens.
+#[derive(Serialize)]
+struct Keepalive {
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+impl Keepalive {
+    const KIND: &'static str = "keepalive";
+}
+
+/// The items, and `sign` after each [`SILENCE`] without one.
+pub fn alive<T>(
+    items: impl Stream<Item = T> + Send + 'static,
+    sign: impl Fn() -> T + Send + 'static,
+) -> impl Stream<Item = T> + Send {
+    let items = Box::pin(items);
+    futures::stream::unfold((items, sign), |(mut items, sign)| async move {
+        let item = match tokio::time::timeout(SILENCE, items.next()).await {
+            Ok(item) => item?,
+            Err(_) => sign(),
+        };
+        Some((item, (items, sign)))
+    })
+}
+
+/// A response that sends each item as it comes, and `{"type":"keepalive"}` after 15 seconds without one.
 pub fn respond<T: Serialize + 'static>(
     framing: Framing,
     items: impl Stream<Item = T> + Send + 'static,
 ) -> Response {
-    let body = items.map(move |item| Ok::<_, Infallible>(framing.frame(&item)));
-    let mut response = Response::new(Body::from_stream(body));
+    let body = alive(items.map(move |item| framing.frame(&item)), move || {
+        framing.frame(&Keepalive {
+            kind: Keepalive::KIND,
+        })
+    });
+    let mut response = Response::new(Body::from_stream(body.map(Ok::<_, Infallible>)));
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -105,6 +139,20 @@ impl<H: Unpin> HttpBody for Holding<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_stream_says_that_it_lives() {
+        let (sender, items) = futures::channel::mpsc::unbounded::<u8>();
+        let mut body = respond(Framing::Lines, items)
+            .into_body()
+            .into_data_stream();
+        let sign = body.next().await.unwrap().unwrap();
+        assert_eq!(sign, "{\"type\":\"keepalive\"}\n");
+        sender.unbounded_send(7).unwrap();
+        assert_eq!(body.next().await.unwrap().unwrap(), "7\n");
+        drop(sender);
+        assert!(body.next().await.is_none());
+    }
     use std::sync::Arc;
 
     #[tokio::test]

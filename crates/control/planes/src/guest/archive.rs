@@ -57,7 +57,7 @@ impl Packing {
             match exec.next_output().await.map_err(lost())? {
                 Some(Output::Stdout(bytes)) => return Ok(Some(bytes)),
                 Some(Output::Stderr(bytes)) => keep(&mut self.complaint, &bytes),
-                Some(Output::Lost(_)) => {}
+                Some(Output::Lost { .. }) => {}
                 None => {
                     if let Some(exec) = self.exec.take() {
                         let result = exec.wait().await.map_err(lost())?;

@@ -10,7 +10,7 @@ use forkd_sandboxes::error::Error;
 pub const MAX_ARGS: usize = 4096;
 
 /// A program that a client wants to run.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Program<'a> {
     pub args: &'a [String],
     pub env: &'a BTreeMap<String, String>,
@@ -46,7 +46,11 @@ pub fn wish(
     let words = program.args.iter().map(String::as_str);
     let names = program.env.iter().flat_map(|(k, v)| [k.as_str(), v]);
     let rest = [program.cwd, program.user].into_iter().flatten();
-    if words.chain(names).chain(rest).any(|text| text.contains('\0')) {
+    if words
+        .chain(names)
+        .chain(rest)
+        .any(|text| text.contains('\0'))
+    {
         return Err(bad("an argument holds a zero byte".into()));
     }
     Ok(guest::ExecRequest {
@@ -109,9 +113,15 @@ mod tests {
             env: &own,
             ..Program::of(&["true".to_owned()])
         };
-        let program = Program { env: &own, ..program };
+        let program = Program {
+            env: &own,
+            ..program
+        };
         let found = wish(&program, &of_sandbox).unwrap().env;
-        let expected = [("A".to_owned(), Some("1".to_owned())), ("B".into(), Some("2".into()))];
+        let expected = [
+            ("A".to_owned(), Some("1".to_owned())),
+            ("B".into(), Some("2".into())),
+        ];
         assert_eq!(found, expected);
     }
 

@@ -8,8 +8,10 @@ mod document;
 mod events;
 mod exec;
 mod files;
+mod interpreters;
 mod owned;
 mod processes;
+mod range;
 mod sandboxes;
 mod snapshots;
 mod stats;
@@ -118,9 +120,19 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(terminal::terminal))
         .routes(routes!(processes::list, processes::start))
         .routes(routes!(processes::signal))
+        .routes(routes!(processes::stdin))
+        .routes(routes!(processes::resize))
         .routes(routes!(processes::output))
+        .routes(routes!(interpreters::list, interpreters::start))
+        .routes(routes!(interpreters::stop))
+        .routes(routes!(interpreters::restart))
+        .routes(routes!(interpreters::interrupt))
         .routes(routes!(files::read, files::write, files::remove))
         .routes(routes!(files::list))
+        .routes(routes!(files::stat))
+        .routes(routes!(files::rename))
+        .routes(routes!(files::attributes))
+        .routes(routes!(files::pack, files::unpack))
         .routes(routes!(files::mkdir))
         .routes(routes!(files::watch))
         .routes(routes!(events::events))

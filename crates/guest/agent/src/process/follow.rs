@@ -5,8 +5,7 @@ use std::rc::Rc;
 
 use forkd_guest_proto::{
     AgentError, AttachRequest, Control, ErrorCode, Event, ExecRequest, ExecResult, InputRequest,
-    OnDisconnect,
-    OutputPosition, ProcessId, Started, channel, frame::DATA_CHUNK,
+    OnDisconnect, OutputPosition, ProcessId, Started, channel, frame::DATA_CHUNK,
 };
 
 use super::log::{Follower, Read};

@@ -9,7 +9,7 @@ mod supervise;
 mod table;
 pub mod users;
 
-pub use follow::{attach, input, exec, start, wait};
+pub use follow::{attach, exec, input, start, wait};
 pub use log::{Follower, Log, Read};
 pub use pump::Gone;
 pub use reaper::Reaper;

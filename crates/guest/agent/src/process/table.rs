@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forkd_guest_proto::{
-    AgentError, ErrorCode, ExecRequest, ExecResult, ProcessId, ProcessInfo, ProcessState,
-    OutputPosition, SignalRequest, Started,
+    AgentError, ErrorCode, ExecRequest, ExecResult, OutputPosition, ProcessId, ProcessInfo,
+    ProcessState, SignalRequest, Started,
 };
 use rustix::process::{Pid, Signal};
 use tokio::io::unix::AsyncFd;

@@ -37,13 +37,16 @@ provide_image() {
 in_machine() { "$bin/forkd" machine exec --no-sync -- "$@" </dev/null; }
 copy_in() { "$bin/forkd" machine cp "$1" ":$2" </dev/null; }
 
+# Options of the machine's start. A script that sets them always gets a machine.
+machine_options=()
+
 # Machine and daemon outlive this script.
 need_daemon() {
     local kvm
     kvm=$(probe_kvm)
-    if [ "$kvm" != native ]; then
+    if [ "$kvm" != native ] || [ ${#machine_options[@]} -gt 0 ]; then
         say "    /dev/kvm is $kvm: guests run in a machine"
-        step "machine" "$bin/forkd" machine start
+        step "machine" "$bin/forkd" machine start "${machine_options[@]}"
         say "    the machine stays; \`forkd machine stop\` ends it"
         step "kernel and image" provide_image
     elif ! daemon_answers; then

@@ -102,8 +102,14 @@ impl Daemon {
 
     /// Builds a warm parent and returns its tag.
     pub async fn parent(&self, memory: MiB) -> anyhow::Result<String> {
+        self.parent_named(&format!("parent-{}", memory.0), memory)
+            .await
+    }
+
+    /// Builds a warm parent under this name and returns its tag.
+    pub async fn parent_named(&self, name: &str, memory: MiB) -> anyhow::Result<String> {
         eprintln!("warming a parent of {memory} up");
-        let tag = self.tag(&format!("parent-{}", memory.0));
+        let tag = self.tag(name);
         let request = CreateSnapshot {
             tag: tag.clone(),
             image: Some(self.image.clone()),
@@ -160,12 +166,19 @@ impl Daemon {
             .await;
     }
 
+    /// Deletes the remaining sandboxes of this run.
+    pub async fn end_all(&self) {
+        let all = self.client.sandboxes().await.unwrap_or_default();
+        let left = all
+            .into_iter()
+            .filter(|one| one.snapshot_tag.starts_with(&self.prefix));
+        self.end(left.collect()).await;
+    }
+
     /// Deletes the remaining sandboxes and snapshots of this run.
     async fn clean_up(&self) {
-        let all = self.client.sandboxes().await.unwrap_or_default();
+        self.end_all().await;
         let ours = |tag: &str| tag.starts_with(&self.prefix);
-        let left = all.into_iter().filter(|one| ours(&one.snapshot_tag));
-        self.end(left.collect()).await;
         // Snapshots based on another one are deleted with it.
         let mut tags = self.client.snapshots().await.unwrap_or_default();
         tags.retain(|info| ours(&info.tag) && info.parent_tag.is_none());

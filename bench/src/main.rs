@@ -8,10 +8,12 @@ mod chain;
 mod chart;
 mod children;
 mod daemon;
+mod deadline;
 mod floor;
 mod fork;
 mod frozen;
 mod history;
+mod operations;
 mod output;
 mod report;
 mod rollback;
@@ -43,6 +45,8 @@ enum What {
     Primitives(PrimitivesArgs),
     /// Measure children of a warm Python parent, through the daemon.
     Fork(children::Args),
+    /// Measure each main operation from its request to its answer, through the daemon.
+    Operations(operations::Args),
     /// Measure branches of a running sandbox, through the daemon.
     Branch(branch::Args),
     /// Measure roll-backs of a running sandbox, through the daemon.
@@ -119,6 +123,7 @@ fn main() -> anyhow::Result<()> {
         What::FloorChild { memory } => floor::child(memory),
         What::Primitives(args) => primitives(&args),
         What::Fork(args) => children::run(&args),
+        What::Operations(args) => operations::run(&args),
         What::Branch(args) => branch::run(&args),
         What::Rollback(args) => rollback::run(&args),
         What::Chain(args) => chain::run(&args),

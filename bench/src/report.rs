@@ -138,6 +138,9 @@ pub struct Host {
     pub kvm: &'static str,
     /// One-minute load average at the start of the run.
     pub load: f64,
+    /// What the seconds of this run are: `host` (ordinary time) or `instructions` (2 ns for each executed
+    /// instruction, in a machine that was started with `--clock instructions`).
+    pub time: &'static str,
 }
 
 impl Host {
@@ -152,15 +155,34 @@ impl Host {
                 .into_owned(),
             kvm: forkd_probe::probe().verdict.as_str(),
             load: first_number("/proc/loadavg"),
+            time: clock_of(&std::fs::read_to_string("/proc/cmdline").unwrap_or_default()),
         }
+    }
+
+    /// Whether time is counted in instructions.
+    pub fn counts_instructions(&self) -> bool {
+        self.time == INSTRUCTIONS
     }
 
     /// All facts in one line.
     pub fn line(&self) -> String {
         format!(
-            "{} x{}, Linux {}, /dev/kvm {}, load {:.1}",
-            self.cpu, self.cores, self.kernel, self.kvm, self.load
+            "{} x{}, Linux {}, /dev/kvm {}, load {:.1}, time: {}",
+            self.cpu, self.cores, self.kernel, self.kvm, self.load, self.time
         )
+    }
+}
+
+const INSTRUCTIONS: &str = "instructions";
+
+/// The clock that `forkd machine` names on the kernel's command line.
+fn clock_of(command_line: &str) -> &'static str {
+    let named = command_line
+        .split_ascii_whitespace()
+        .find_map(|word| word.strip_prefix("forkd.clock="));
+    match named {
+        Some(INSTRUCTIONS) => INSTRUCTIONS,
+        _ => "host",
     }
 }
 

@@ -46,6 +46,8 @@ const VSOCK: &[&str] = &["vsock"];
 const BALLOON: &[&str] = &["balloon"];
 const RNG: &[&str] = &["rng"];
 const CONSOLE: &[&str] = &["console"];
+/// KVM's own statistics, summed over the vCPUs.
+const KVM: &[&str] = &["kvm"];
 /// The machine itself.
 const MACHINE: &[&str] = &["machine"];
 
@@ -140,6 +142,17 @@ pub const COUNTERS: &[CounterInfo] = &[
     counter(MACHINE, "ready_signals", "Times the guest reported that it is ready"),
     counter(MACHINE, "dropped_notices", "Events dropped because the control thread was behind"),
     counter(MACHINE, "bus_locks", "Bus locks of the guest that were slowed down"),
+    counter(KVM, "exits", "Exits of the vCPUs to the kernel"),
+    counter(KVM, "mmio_exits", "Exits of the vCPUs to the VMM for memory-mapped I/O"),
+    counter(KVM, "io_exits", "Exits of the vCPUs for port I/O"),
+    counter(KVM, "halt_exits", "Times a vCPU halted"),
+    counter(KVM, "irq_injections", "Interrupts given to the vCPUs"),
+    counter(KVM, "pf_taken", "Page faults of the guest that KVM handled"),
+    counter(KVM, "pf_fixed", "Page faults for which KVM mapped a page"),
+    counter(KVM, "pf_spurious", "Page faults for a page that was mapped already"),
+    counter(KVM, "tlb_flush", "Flushes of the translations of a vCPU"),
+    counter(KVM, "insn_emulation", "Instructions that KVM emulated"),
+    gauge(KVM, "pages_4k", "Pages of 4 KiB that KVM has mapped for the guest"),
 ];
 
 impl CounterInfo {

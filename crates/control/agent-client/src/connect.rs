@@ -4,13 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forkd_guest_proto::{Decoder, Frame, Hello, Kind, PROTOCOL_VERSION, feature, frame, window};
+use forkd_guest_proto::{
+    Decoder, Frame, Hello, Kind, PROTOCOL_VERSION, Request, feature, frame, window,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::connection::{self, Connection, Terms};
 use crate::error::ConnectError;
+use crate::stream::{self, FIRST, State, Stream};
 use crate::{Budget, Client};
+
+/// The longest answer of a vsock device.
+const MAX_LINE: usize = 64;
 
 /// How to connect.
 #[derive(Debug, Clone)]
@@ -46,16 +52,86 @@ impl Client {
     where
         T: AsyncRead + AsyncWrite + Send + 'static,
     {
+        let greeting = Greeting::default();
+        let (client, _) = Self::open(io, options, greeting).await?;
+        Ok(client)
+    }
+
+    /// Connects through the Unix socket of a VMM's vsock device to a port inside the guest.
+    pub async fn connect_vsock(
+        path: &Path,
+        port: u32,
+        options: Options,
+    ) -> Result<Self, ConnectError> {
+        let stream = dial_vsock(path, port, options.timeout).await?;
+        Self::connect_through(stream, port, options).await
+    }
+
+    /// As [`Self::connect_vsock`], on a socket that is connected already.
+    pub async fn connect_through<T>(
+        io: T,
+        port: u32,
+        options: Options,
+    ) -> Result<Self, ConnectError>
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let greeting = Greeting {
+            port: Some(port),
+            request: None,
+        };
+        let (client, _) = Self::open(io, options, greeting).await?;
+        Ok(client)
+    }
+
+    /// As [`Self::connect_vsock`], with a first request in the same write as the hello.
+    pub(crate) async fn connect_vsock_asking(
+        path: &Path,
+        port: u32,
+        options: Options,
+        request: &Request,
+    ) -> Result<(Self, Stream), ConnectError> {
+        let io = dial_vsock(path, port, options.timeout).await?;
+        let request = stream::payload(request).map_err(|error| ConnectError::NoHello {
+            reason: error.to_string(),
+        })?;
+        let greeting = Greeting {
+            port: Some(port),
+            request: Some(request),
+        };
+        let (client, state) = Self::open(io, options, greeting).await?;
+        let asked = Stream::first(&client.connection, state);
+        Ok((client, asked))
+    }
+
+    /// Greets the agent. The state is that of the greeting's request.
+    async fn open<T>(
+        io: T,
+        options: Options,
+        greeting: Greeting,
+    ) -> Result<(Self, Arc<State>), ConnectError>
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+    {
         let (mut reader, mut writer) = tokio::io::split(io);
         let mut decoder = Decoder::new();
         let mut rest = Vec::new();
         let timeout = options.timeout;
-        let greeting = greet(&mut reader, &mut writer, &mut decoder, &mut rest, &options);
-        let peer = tokio::time::timeout(timeout, greeting)
-            .await
-            .map_err(|_| ConnectError::NoHello {
-                reason: format!("nothing came within {timeout:?}"),
-            })??;
+        let greeted = greet(
+            &mut reader,
+            &mut writer,
+            &mut decoder,
+            &mut rest,
+            &options,
+            &greeting,
+        );
+        let peer =
+            tokio::time::timeout(timeout, greeted)
+                .await
+                .map_err(|_| ConnectError::NoHello {
+                    reason: format!("nothing came within {timeout:?}"),
+                })??;
+        let state = Arc::new(State::new(peer.window, options.window));
         let connection = Connection::start(
             Terms {
                 peer,
@@ -66,57 +142,9 @@ impl Client {
             writer,
             decoder,
             rest,
+            greeting.request.is_some().then(|| Arc::clone(&state)),
         );
-        Ok(Self {
-            connection: Arc::clone(&connection),
-        })
-    }
-
-    /// Connects through the Unix socket of a VMM's vsock device to a port inside the guest.
-    pub async fn connect_vsock(
-        path: &Path,
-        port: u32,
-        options: Options,
-    ) -> Result<Self, ConnectError> {
-        let target = || format!("vsock port {port} through {}", path.display());
-        let failed = |source| ConnectError::Socket {
-            target: target(),
-            source,
-        };
-        let stream = reach(UnixStream::connect(path), options.timeout)
-            .await
-            .map_err(failed)?;
-        Self::connect_through(stream, port, options).await
-    }
-
-    /// As [`Self::connect_vsock`], on a socket that is connected already.
-    pub async fn connect_through<T>(
-        mut io: T,
-        port: u32,
-        options: Options,
-    ) -> Result<Self, ConnectError>
-    where
-        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let failed = |source| ConnectError::Socket {
-            target: format!("vsock port {port}"),
-            source,
-        };
-        let asking = async {
-            io.write_all(format!("CONNECT {port}\n").as_bytes()).await?;
-            let mut answer = Vec::new();
-            // Byte by byte: what follows the line belongs to the agent.
-            while answer.len() < 64 && answer.last() != Some(&b'\n') {
-                answer.push(io.read_u8().await?);
-            }
-            Ok(answer)
-        };
-        let answer: Vec<u8> = reach(asking, options.timeout).await.map_err(failed)?;
-        if !answer.starts_with(b"OK") {
-            let answer = String::from_utf8_lossy(&answer).trim().to_owned();
-            return Err(ConnectError::Refused { port, answer });
-        }
-        Self::connect(io, options).await
+        Ok((Self { connection }, state))
     }
 
     /// Connects to an agent that listens on TCP.
@@ -154,12 +182,31 @@ async fn reach<T>(
         .unwrap_or(Err(std::io::ErrorKind::TimedOut.into()))
 }
 
+async fn dial_vsock(path: &Path, port: u32, time: Duration) -> Result<UnixStream, ConnectError> {
+    reach(UnixStream::connect(path), time)
+        .await
+        .map_err(|source| ConnectError::Socket {
+            target: format!("vsock port {port} through {}", path.display()),
+            source,
+        })
+}
+
+/// The parts of the first write beside the hello.
+#[derive(Default)]
+struct Greeting {
+    /// The port that a VMM's vsock device is asked for.
+    port: Option<u32>,
+    /// A request, as bytes.
+    request: Option<Vec<u8>>,
+}
+
 async fn greet(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
     decoder: &mut Decoder,
     rest: &mut Vec<u8>,
     options: &Options,
+    greeting: &Greeting,
 ) -> Result<Hello, ConnectError> {
     let failed = |what: &str, error: &dyn std::fmt::Display| ConnectError::NoHello {
         reason: format!("{what}: {error}"),
@@ -172,11 +219,20 @@ async fn greet(
         token: options.token.clone(),
     };
     let payload = serde_json::to_vec(&own).map_err(|error| failed("our own", &error))?;
-    let bytes = frame::encode(0, Kind::Hello, 0, &payload);
-    writer
-        .write_all(&bytes)
-        .await
-        .map_err(|error| failed("sending ours", &error))?;
+    let mut bytes = match greeting.port {
+        Some(port) => format!("CONNECT {port}\n").into_bytes(),
+        None => Vec::new(),
+    };
+    frame::encode_into(&mut bytes, 0, Kind::Hello, 0, &payload);
+    if let Some(request) = &greeting.request {
+        frame::encode_into(&mut bytes, FIRST, Kind::Request, 0, request);
+    }
+    // A device that refuses the port closes its end; the reason is in its answer.
+    let sent = writer.write_all(&bytes).await;
+    if let Some(port) = greeting.port {
+        first_line(reader, rest, port).await?;
+    }
+    sent.map_err(|error| failed("sending ours", &error))?;
     let frame = first_frame(reader, decoder, rest).await?;
     if frame.kind != Kind::Hello {
         return Err(ConnectError::NoHello {
@@ -194,22 +250,50 @@ async fn greet(
     Ok(hello)
 }
 
+/// Reads the line with which a vsock device answers. What follows it belongs to the agent and goes to `rest`.
+async fn first_line(
+    reader: &mut (impl AsyncRead + Unpin),
+    rest: &mut Vec<u8>,
+    port: u32,
+) -> Result<(), ConnectError> {
+    let failed = |source| ConnectError::Socket {
+        target: format!("vsock port {port}"),
+        source,
+    };
+    let refused = |answer: &[u8]| ConnectError::Refused {
+        port,
+        answer: String::from_utf8_lossy(answer).trim().to_owned(),
+    };
+    let mut answer = Vec::new();
+    let end = loop {
+        if let Some(end) = answer.iter().position(|byte| *byte == b'\n') {
+            break end;
+        }
+        if answer.len() >= MAX_LINE {
+            return Err(refused(answer.get(..MAX_LINE).unwrap_or_default()));
+        }
+        if reader.read_buf(&mut answer).await.map_err(failed)? == 0 {
+            return Err(failed(std::io::ErrorKind::UnexpectedEof.into()));
+        }
+    };
+    let (line, left) = answer.split_at(end);
+    if line.len() > MAX_LINE || !line.starts_with(b"OK") {
+        return Err(refused(line.get(..MAX_LINE).unwrap_or(line)));
+    }
+    rest.extend(left.iter().skip(1));
+    Ok(())
+}
+
+/// Reads the first frame. `rest` holds bytes that came already, and in the end those that follow the frame.
 async fn first_frame(
     reader: &mut (impl AsyncRead + Unpin),
     decoder: &mut Decoder,
     rest: &mut Vec<u8>,
 ) -> Result<Frame, ConnectError> {
     let failed = |reason: String| ConnectError::NoHello { reason };
-    let mut buffer = vec![0; connection::READ_BUFFER];
+    let mut buffer = std::mem::take(rest);
     loop {
-        let count = reader
-            .read(&mut buffer)
-            .await
-            .map_err(|error| failed(error.to_string()))?;
-        if count == 0 {
-            return Err(failed("it closed the connection".to_owned()));
-        }
-        let mut bytes = buffer.get(..count).unwrap_or_default();
+        let mut bytes = buffer.as_slice();
         if let Some(frame) = decoder
             .next(&mut bytes)
             .map_err(|error| failed(error.to_string()))?
@@ -217,5 +301,14 @@ async fn first_frame(
             rest.extend_from_slice(bytes);
             return Ok(frame);
         }
+        buffer.resize(connection::READ_BUFFER, 0);
+        let count = reader
+            .read(&mut buffer)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        if count == 0 {
+            return Err(failed("it closed the connection".to_owned()));
+        }
+        buffer.truncate(count);
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::budget::Budget;
 use crate::error::Error;
-use crate::stream::State;
+use crate::stream::{FIRST, State};
 
 /// Cancelled requests that may wait for their response.
 const MAX_CANCELLED: usize = 1024;
@@ -55,19 +55,25 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connection {
+    /// `rest` is what came after the agent's hello. `first` is a request that was sent with the hello.
     pub fn start(
         terms: Terms,
         reader: impl AsyncRead + Unpin + Send + 'static,
         writer: impl AsyncWrite + Unpin + Send + 'static,
         decoder: Decoder,
         rest: Vec<u8>,
+        first: Option<Arc<State>>,
     ) -> Arc<Self> {
         let (out, queue) = mpsc::unbounded_channel();
+        let next = FIRST + u32::from(first.is_some());
         let connection = Arc::new(Self {
             terms,
             out,
-            streams: Mutex::default(),
-            next: AtomicU32::new(1),
+            streams: Mutex::new(Streams {
+                live: first.into_iter().map(|state| (FIRST, state)).collect(),
+                cancelled: HashSet::new(),
+            }),
+            next: AtomicU32::new(next),
             closed: Mutex::new(None),
             ended: Notify::new(),
         });

@@ -12,6 +12,20 @@ use crate::budget::Budget;
 use crate::connection::{Connection, lock};
 use crate::error::Error;
 
+/// The number of the first request of a connection.
+pub const FIRST: u32 = 1;
+
+/// A request as bytes.
+pub fn payload(request: &Request) -> Result<Vec<u8>, Error> {
+    let payload = serde_json::to_vec(request).map_err(|source| Error::BadAnswer { source })?;
+    if payload.len() > MAX_PAYLOAD {
+        return Err(Error::TooLarge {
+            size: payload.len(),
+        });
+    }
+    Ok(payload)
+}
+
 /// The part of a request that the reader task fills and the request's owner empties.
 pub struct State {
     inner: Mutex<Inner>,
@@ -33,7 +47,7 @@ struct Channel {
 }
 
 impl State {
-    fn new(peer_window: u32, own_window: u32) -> Self {
+    pub fn new(peer_window: u32, own_window: u32) -> Self {
         let channel = |_| Channel {
             waiting: VecDeque::new(),
             window: RecvWindow::new(own_window),
@@ -134,12 +148,7 @@ impl std::ops::Deref for Stream {
 impl Stream {
     /// Sends a request.
     pub fn open(connection: &Arc<Connection>, request: &Request) -> Result<Self, Error> {
-        let payload = serde_json::to_vec(request).map_err(|source| Error::BadAnswer { source })?;
-        if payload.len() > MAX_PAYLOAD {
-            return Err(Error::TooLarge {
-                size: payload.len(),
-            });
-        }
+        let payload = payload(request)?;
         let state = Arc::new(State::new(
             connection.terms.peer.window,
             connection.terms.window,
@@ -152,6 +161,16 @@ impl Stream {
             state,
         };
         Ok(Self { handle })
+    }
+
+    /// The request that was sent with the hello, under the number [`FIRST`].
+    pub fn first(connection: &Arc<Connection>, state: Arc<State>) -> Self {
+        let handle = Handle {
+            connection: Arc::clone(connection),
+            id: FIRST,
+            state,
+        };
+        Self { handle }
     }
 
     /// The memory that answers may take.

@@ -3,15 +3,23 @@
 //! A time that is sent is late by the way of its message, and the first message to a child waits for the
 //! pages of half the guest. So the clock is set once, then read back and moved by the difference: a move is
 //! right however long its message takes, and readings bound how far the clock is off by the ways of their messages.
+//!
+//! A child that wakes up ([`Client::wake_vsock`]) is not kept waiting for the readings. The answer to its identity bounds
+//! the error, and a move by that error is sent before any other request can be: the agent carries requests out in the
+//! order of their arrival. Readings follow in the background if the bound is not close enough.
 
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forkd_guest_proto::{ClockRequest, IdentityReport, IdentityRequest};
+use forkd_guest_proto::{ClockRequest, ClockState, IdentityReport, IdentityRequest, Request};
 
-use crate::{Calls, Error};
+use crate::stream::Stream;
+use crate::{Calls, Client, ConnectError, Deadline, Error, Options};
 
 /// How often the clock is read. Once is enough where messages are fast.
 const READINGS: usize = 6;
+/// How often the clock of a child that is in use already is read.
+const READINGS_IN_USE: usize = 3;
 /// The error of a clock above which it is read once more, nanoseconds.
 const CLOSE_NS: i64 = 3_000_000;
 
@@ -24,7 +32,78 @@ pub struct Identified {
     pub clock_within: Option<Duration>,
 }
 
+impl Client {
+    /// Connects to the agent of a child that has just been started, and makes the child a machine of its own with the
+    /// time of this host: one write, one answer. The outer error is that of the connection.
+    pub async fn wake_vsock(
+        path: &Path,
+        port: u32,
+        options: Options,
+        request: IdentityRequest,
+        deadline: Deadline,
+    ) -> Result<(Self, Result<Identified, Error>), ConnectError> {
+        let before = now();
+        let unix_ns = Some(before);
+        let request = Request::Identity(Box::new(IdentityRequest { unix_ns, ..request }));
+        let (client, answer) = Self::connect_vsock_asking(path, port, options, &request).await?;
+        let report: Result<IdentityReport, Error> = deadline.bound(answer.response()).await;
+        let identified = match report {
+            Ok(report) => client.by(deadline).settle_clock(report, before, now()),
+            Err(error) => Err(error),
+        };
+        Ok((client, identified))
+    }
+}
+
 impl Calls {
+    /// Corrects the clock from the answer to an identity that was sent at `before` and came at `after`.
+    fn settle_clock(
+        &self,
+        report: IdentityReport,
+        before: i64,
+        after: i64,
+    ) -> Result<Identified, Error> {
+        let (Some(_), Some(guest)) = (report.clock_step_ns, report.unix_ns) else {
+            return Ok(Identified {
+                report,
+                clock_within: None,
+            });
+        };
+        let mut estimate = Estimate::of_answer(before, &report, guest, after);
+        // Nearly all of the time went into the way there: the guest had to load the pages that it needs.
+        let wanted = estimate.highest;
+        let sent = now();
+        let first = self.open(&Request::Clock(shift(estimate.move_to(wanted))))?;
+        let clock_within = Some(within(estimate.off_at_most()));
+        let calls = self.clone();
+        tokio::spawn(async move {
+            // A guest that does not answer is noticed by the next request.
+            let _ = calls.finish_clock(first, sent, estimate).await;
+        });
+        Ok(Identified {
+            report,
+            clock_within,
+        })
+    }
+
+    /// Reads the clock until it is close. `first` is a reading that was sent at `sent`.
+    async fn finish_clock(
+        &self,
+        first: Stream,
+        sent: i64,
+        mut estimate: Estimate,
+    ) -> Result<(), Error> {
+        let state: ClockState = self.deadline().bound(first.response()).await?;
+        if estimate.off_at_most() <= CLOSE_NS {
+            return Ok(());
+        }
+        estimate.read(sent, state.unix_ns, now());
+        let wanted = estimate.middle();
+        self.read_until_close(estimate, wanted, READINGS_IN_USE)
+            .await
+            .map(drop)
+    }
+
     /// Makes a child a machine of its own, with the time of this host. The deadline is that of all steps together.
     pub async fn identify(&self, request: IdentityRequest) -> Result<Identified, Error> {
         self.by(self.deadline()).identify_by(request).await
@@ -47,9 +126,18 @@ impl Calls {
 
     /// Moves the guest's clock to ours. It said `guest` some time before `after`.
     async fn correct_clock(&self, guest: i64, after: i64) -> Result<Duration, Error> {
-        let mut estimate = Estimate::until(guest, after);
-        let mut wanted = estimate.highest;
-        for _ in 0..READINGS {
+        let estimate = Estimate::until(guest, after);
+        let wanted = estimate.highest;
+        self.read_until_close(estimate, wanted, READINGS).await
+    }
+
+    async fn read_until_close(
+        &self,
+        mut estimate: Estimate,
+        mut wanted: i64,
+        readings: usize,
+    ) -> Result<Duration, Error> {
+        for _ in 0..readings {
             let before = now();
             let guest = self.clock(shift(estimate.move_to(wanted))).await?.unix_ns;
             estimate.read(before, guest, now());
@@ -82,6 +170,20 @@ impl Estimate {
             highest: after.saturating_sub(guest),
             moved: 0,
         }
+    }
+
+    /// An identity that was sent at `before` was answered at `after`. The clock said `guest` at the end of the guest's
+    /// work, so the time of that work lies before the reading. A time that cannot be is not believed.
+    fn of_answer(before: i64, report: &IdentityReport, guest: i64, after: i64) -> Self {
+        let all = after.saturating_sub(before);
+        let worked = i64::try_from(report.took_us)
+            .ok()
+            .and_then(|us| us.checked_mul(1000))
+            .filter(|worked| *worked <= all)
+            .unwrap_or(0);
+        let mut estimate = Self::until(guest, after);
+        estimate.read(before.saturating_add(worked), guest, after);
+        estimate
     }
 
     /// The clock said `guest` between `before` and `after`.
@@ -156,6 +258,27 @@ mod tests {
         assert!(off.abs() <= estimate.off_at_most());
         // Nine milliseconds there at best, one back.
         assert_eq!(estimate.off_at_most(), 5 * MS);
+    }
+
+    #[test]
+    fn the_answer_to_an_identity_bounds_the_clock() {
+        let report = |took_ms: i64| IdentityReport {
+            took_us: took_ms.unsigned_abs() * 1000,
+            ..IdentityReport::default()
+        };
+        // 40 ms there, 8 ms of work, 2 ms back: the clock was set to the time of the sending.
+        let before = 1_000_000 * MS;
+        let guest = before + 8 * MS;
+        let after = before + 50 * MS;
+        let mut estimate = Estimate::of_answer(before, &report(8), guest, after);
+        assert_eq!((estimate.lowest, estimate.highest), (0, 42 * MS));
+        let wanted = estimate.highest;
+        estimate.move_to(wanted);
+        let off = guest + estimate.moved - (before + 48 * MS);
+        assert!(off.abs() <= estimate.off_at_most(), "{off}");
+        // More work than there was time for.
+        let lied = Estimate::of_answer(before, &report(51), guest, after);
+        assert_eq!(lied.lowest, -8 * MS);
     }
 
     #[test]

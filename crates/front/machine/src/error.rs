@@ -60,6 +60,10 @@ pub enum MachineError {
         /// The probe's reason.
         reason: String,
     },
+    #[error("the instruction clock needs software emulation, and KVM was requested")]
+    ClockNeedsEmulation,
+    #[error("the instruction clock needs one CPU, and {cpus} were requested")]
+    ClockNeedsOneCpu { cpus: u32 },
     #[error("only {free} are free in {}; the machine needs at least {needed}", path.display())]
     DiskFull {
         path: PathBuf,
@@ -140,6 +144,8 @@ impl MachineError {
             Self::NoKvm { .. } => {
                 "omit --accel to fall back to software emulation".to_owned()
             }
+            Self::ClockNeedsEmulation => "omit --accel, or write --accel tcg".to_owned(),
+            Self::ClockNeedsOneCpu { .. } => "omit --cpus, or write --cpus 1".to_owned(),
             Self::DiskFull { .. } => "free some space, or point XDG_STATE_HOME elsewhere".to_owned(),
             Self::DiskShrink { .. } => {
                 "leave --disk out, or remove the machine and its data with `forkd machine rm`"

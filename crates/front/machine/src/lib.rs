@@ -24,6 +24,7 @@
 //! ```
 
 mod accel;
+mod clock;
 pub mod dirs;
 mod disk;
 mod error;
@@ -46,6 +47,7 @@ mod stop;
 mod transfer;
 
 pub use accel::{Accel, AccelChoice, InvalidAccel};
+pub use clock::{Clock, InvalidClock};
 pub use error::{MachineError, RecordProblem};
 pub use forkd_agent_client::{Captured, Exec, Output, Stdin};
 pub use forkd_guest_proto::{ExecRequest, ExecResult, ExitStatus, OnDisconnect, PtySize};

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::accel::Accel;
+use crate::clock::Clock;
 use crate::error::{MachineError, RecordProblem, file};
 use crate::process::ProcessIdentity;
 
@@ -29,6 +30,9 @@ pub struct Record {
     pub accel: Accel,
     /// Why this acceleration was chosen, for users.
     pub accel_reason: String,
+    /// Absent in the record of a machine that an older version started.
+    #[serde(default)]
+    pub clock: Clock,
     pub cpus: u32,
     pub memory: MiB,
     pub disk: MiB,
@@ -124,6 +128,7 @@ mod tests {
             qemu_version: "10.0.2".into(),
             accel: Accel::Tcg,
             accel_reason: "no KVM".into(),
+            clock: Clock::Instructions,
             cpus: 2,
             memory: MiB(4096),
             disk: MiB(20480),

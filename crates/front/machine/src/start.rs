@@ -12,6 +12,7 @@ use forkd_types::MiB;
 use serde::Serialize;
 
 use crate::accel::{self, AccelChoice};
+use crate::clock::Clock;
 use crate::error::MachineError;
 use crate::image::Image;
 use crate::machine::{Machine, kill};
@@ -43,6 +44,8 @@ pub struct StartOptions {
     pub memory: Option<MiB>,
     pub disk: Option<MiB>,
     pub accel: AccelChoice,
+    /// `None` is the host's clock for a new machine, and any clock for a running one.
+    pub clock: Option<Clock>,
     /// Port of 127.0.0.1 for the daemon in the machine; 0 lets QEMU choose one.
     pub api_port: Option<u16>,
 }
@@ -142,10 +145,12 @@ impl Machine {
         options: &StartOptions,
         progress: &dyn Progress,
     ) -> Result<Started, MachineError> {
+        let clock = options.clock.unwrap_or_default();
+        let accel_choice = clock.check(options.accel, options.cpus)?;
         let qemu = Qemu::find(&self.dirs)?;
         let wanted_port = options.api_port.unwrap_or(DEFAULT_API_PORT);
         check_port(wanted_port)?;
-        let (accel, accel_reason) = accel::choose(options.accel, forkd_probe::probe)?;
+        let (accel, accel_reason) = accel::choose(accel_choice, forkd_probe::probe)?;
         progress.step(&Step::Image);
         let image = Image::ensure(progress).await?;
         progress.step(&Step::Disk);
@@ -160,6 +165,7 @@ impl Machine {
             layout: &self.layout,
             image: &image,
             accel,
+            clock,
             cpus: options.cpus.unwrap_or_else(|| default_cpus(accel)),
             memory: options.memory.unwrap_or_else(default_memory),
             api_port: wanted_port,
@@ -182,6 +188,7 @@ impl Machine {
             qemu_version: qemu.version,
             accel,
             accel_reason,
+            clock,
             cpus: launch.cpus,
             memory: launch.memory,
             disk,
@@ -340,6 +347,12 @@ fn differences(record: &Record, options: &StartOptions) -> Vec<String> {
         note(
             port != record.api_port,
             format!("--port {port} (it has {})", record.api_port),
+        );
+    }
+    if let Some(clock) = options.clock {
+        note(
+            clock != record.clock,
+            format!("--clock {clock} (it has {})", record.clock),
         );
     }
     let wanted = match options.accel {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::accel::Accel;
+use crate::clock::Clock;
 use crate::error::MachineError;
 use crate::machine::Machine;
 use crate::qmp::Qmp;
@@ -77,6 +78,7 @@ pub struct RunStatus {
     pub accel_reason: String,
     /// A sentence for users about the speed.
     pub expectation: &'static str,
+    pub clock: Clock,
     pub cpus: u32,
     pub memory_mib: u32,
     pub disk_mib: u32,
@@ -131,6 +133,7 @@ impl Machine {
             accel: record.accel,
             accel_reason: record.accel_reason.clone(),
             expectation: record.accel.expectation(),
+            clock: record.clock,
             cpus: record.cpus,
             memory_mib: record.memory.0,
             disk_mib: record.disk.0,

@@ -171,11 +171,7 @@ async fn become_ready(
     let sandbox = &owner.sandbox;
     launch::restore(&owner.vmm, &source.manifest, &source.files, files, true).await?;
     metrics::histogram!("forkd_restore_seconds").record(started.elapsed().as_secs_f64());
-    let client = sandbox
-        .connect(owner.app.config.ready_timeout)
-        .await
-        .map_err(|error| sandbox.unreachable(&error))?;
-    let report = identity::assume(&client, &sandbox.id).await?;
+    let (client, report) = identity::assume(sandbox, owner.app.config.ready_timeout).await?;
     sandbox.keep_agent(Some(client)).await;
     Ok(report)
 }

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forkd_agent_client::{Client, ConnectError, Options};
+use forkd_agent_client::{Client, ConnectError, Deadline, Identified, Options};
 use forkd_api::{ErrorBody, ErrorCode, SandboxInfo};
+use forkd_guest_proto::IdentityRequest;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::AGENT_PORT;
 use tokio::sync::{mpsc, watch};
@@ -234,13 +235,18 @@ impl SandboxHandle {
 
     /// Connects to the agent, whatever the phase.
     pub async fn connect(&self, timeout: Duration) -> Result<Client, ConnectError> {
-        let options = Options {
-            timeout,
-            program: concat!("forkd-controller ", env!("CARGO_PKG_VERSION")).to_owned(),
-            budget: crate::agent_limits::BUDGET.clone(),
-            ..Options::default()
-        };
-        Client::connect_vsock(&self.vsock, AGENT_PORT, options).await
+        Client::connect_vsock(&self.vsock, AGENT_PORT, agent_options(timeout)).await
+    }
+
+    /// Connects to the agent of a guest that was just started, and gives the guest an identity in the same exchange.
+    pub async fn wake(
+        &self,
+        timeout: Duration,
+        request: IdentityRequest,
+        deadline: Deadline,
+    ) -> Result<(Client, Result<Identified, forkd_agent_client::Error>), ConnectError> {
+        let options = agent_options(timeout);
+        Client::wake_vsock(&self.vsock, AGENT_PORT, options, request, deadline).await
     }
 
     /// Keeps a connection for later requests, or forgets the one there is.
@@ -259,5 +265,14 @@ impl SandboxHandle {
             ),
             format!("the console may say why: forkd logs {}", self.id),
         )
+    }
+}
+
+fn agent_options(timeout: Duration) -> Options {
+    Options {
+        timeout,
+        program: concat!("forkd-controller ", env!("CARGO_PKG_VERSION")).to_owned(),
+        budget: crate::agent_limits::BUDGET.clone(),
+        ..Options::default()
     }
 }

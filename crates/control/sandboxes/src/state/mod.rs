@@ -1,8 +1,11 @@
 //! State that survives a restart.
 //!
 //! One thread owns the database. Jobs that arrive while a commit is under way are carried out together in
-//! the next one, so a burst of a hundred sandboxes costs a handful of commits; a job is answered only when
-//! its commit is durable.
+//! the next one, so a burst of a hundred sandboxes costs a handful of commits. A job is answered only after its commit.
+//!
+//! [`Survives`] names the failure that a commit survives. A commit that has to survive a power failure is synced, and
+//! the sync covers every commit before it, because all of them are in one write-ahead log. The log is copied into the
+//! database file while no job waits.
 
 mod owners;
 mod records;
@@ -10,7 +13,8 @@ mod schema;
 mod tables;
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use rusqlite::Connection;
 use thiserror::Error;
@@ -25,6 +29,28 @@ pub use tables::{Claim, IdempotencyRecord, Stored, Unreadable};
 
 /// The most jobs in one commit.
 const BATCH: usize = 512;
+/// The log is copied into the database file when no job came for this long.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// The failure that a commit survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Survives {
+    /// The end of the daemon, however sudden. For rows that describe a running VM: no VM survives a power failure.
+    ProcessDeath,
+    /// A power failure.
+    PowerFailure,
+}
+
+impl Survives {
+    /// The setting of SQLite. `NORMAL` does not sync a commit, but it syncs around each copy of the log, so a power
+    /// failure cannot damage older rows. `OFF` would not.
+    const fn pragma(self) -> &'static str {
+        match self {
+            Self::ProcessDeath => "PRAGMA synchronous = NORMAL",
+            Self::PowerFailure => "PRAGMA synchronous = FULL",
+        }
+    }
+}
 
 /// Why the database did not do what it was asked.
 #[derive(Debug, Error)]
@@ -65,7 +91,12 @@ pub enum DbError {
 }
 
 type Answer = Box<dyn FnOnce(Result<(), String>) + Send>;
-type Job = Box<dyn FnOnce(&Connection) -> (bool, Answer) + Send>;
+type Work = Box<dyn FnOnce(&Connection) -> (bool, Answer) + Send>;
+
+struct Job {
+    survives: Survives,
+    work: Work,
+}
 
 /// The state database.
 #[derive(Debug, Clone)]
@@ -92,7 +123,7 @@ impl Db {
         F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
     {
         let (sender, receiver) = channel();
-        let job: Job = Box::new(move |connection| {
+        let work: Work = Box::new(move |connection| {
             let result = work(connection);
             let good = result.is_ok();
             let answer: Answer = Box::new(move |commit| {
@@ -100,18 +131,30 @@ impl Db {
             });
             (good, answer)
         });
-        self.jobs.send(job).map_err(|_| DbError::Closed)?;
+        let survives = Survives::PowerFailure;
+        self.jobs
+            .send(Job { survives, work })
+            .map_err(|_| DbError::Closed)?;
         receiver.recv().map_err(|_| DbError::Closed)?
     }
 
-    /// Does something in a transaction and answers when it is durable.
+    /// Does something in a transaction and answers when the commit survives a power failure.
     pub async fn run<T, F>(&self, work: F) -> Result<T, DbError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
     {
+        self.run_as(Survives::PowerFailure, work).await
+    }
+
+    /// Does something in a transaction and answers when the commit survives the failure named.
+    pub async fn run_as<T, F>(&self, survives: Survives, work: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
+    {
         let (sender, receiver) = oneshot::channel();
-        let job: Job = Box::new(move |connection| {
+        let work: Work = Box::new(move |connection| {
             let result = work(connection);
             let good = result.is_ok();
             let answer: Answer = Box::new(move |commit| {
@@ -120,7 +163,9 @@ impl Db {
             });
             (good, answer)
         });
-        self.jobs.send(job).map_err(|_| DbError::Closed)?;
+        self.jobs
+            .send(Job { survives, work })
+            .map_err(|_| DbError::Closed)?;
         receiver.await.map_err(|_| DbError::Closed)?
     }
 }
@@ -133,28 +178,64 @@ fn outcome<T>(result: Result<T, DbError>, commit: Result<(), String>) -> Result<
 }
 
 fn serve(connection: &Connection, queue: &Receiver<Job>) {
-    while let Ok(first) = queue.recv() {
+    let mut log_grew = false;
+    loop {
+        let first = if log_grew {
+            match queue.recv_timeout(IDLE) {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Timeout) => {
+                    copy_log(connection);
+                    log_grew = false;
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        } else {
+            match queue.recv() {
+                Ok(job) => job,
+                Err(_) => return,
+            }
+        };
         let mut jobs = vec![first];
         jobs.extend(queue.try_iter().take(BATCH - 1));
-        let begun = connection.execute_batch("BEGIN IMMEDIATE");
-        let answers: Vec<Answer> = jobs.into_iter().map(|job| one(connection, job)).collect();
-        let commit = begun
-            .and_then(|()| connection.execute_batch("COMMIT"))
-            .map_err(|error| error.to_string());
-        if commit.is_err() {
-            // Nothing to add when there was no transaction to begin with.
-            let _ = connection.execute_batch("ROLLBACK");
-        }
-        for answer in answers {
-            answer(commit.clone());
-        }
+        carry_out(connection, jobs);
+        log_grew = true;
+    }
+}
+
+/// Carries out the jobs of one commit. The commit survives what the most demanding job asks for.
+fn carry_out(connection: &Connection, jobs: Vec<Job>) {
+    let survives = jobs.iter().map(|job| job.survives).max();
+    let survives = survives.unwrap_or(Survives::PowerFailure);
+    // Ignored inside a transaction, so it comes before the begin.
+    let begun = connection
+        .execute_batch(survives.pragma())
+        .and_then(|()| connection.execute_batch("BEGIN IMMEDIATE"));
+    let answers: Vec<Answer> = jobs.into_iter().map(|job| one(connection, job)).collect();
+    let commit = begun
+        .and_then(|()| connection.execute_batch("COMMIT"))
+        .map_err(|error| error.to_string());
+    if commit.is_err() {
+        // Nothing to add when there was no transaction to begin with.
+        let _ = connection.execute_batch("ROLLBACK");
+    }
+    for answer in answers {
+        answer(commit.clone());
+    }
+}
+
+/// Copies the log into the database file, which syncs both, while no job waits for it.
+fn copy_log(connection: &Connection) {
+    let copied = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    if let Err(error) = copied {
+        tracing::warn!(%error, "the log of the state database was not copied");
     }
 }
 
 /// One job in a savepoint of its own: its failure is not that of the others.
 fn one(connection: &Connection, job: Job) -> Answer {
     let saved = connection.execute_batch("SAVEPOINT job");
-    let (good, answer) = job(connection);
+    let (good, answer) = (job.work)(connection);
     if saved.is_ok() {
         let end = if good {
             "RELEASE job"
@@ -221,6 +302,36 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(value, "v");
+    }
+
+    #[tokio::test]
+    async fn the_most_demanding_job_of_a_commit_decides_what_it_survives() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::open(&dir.path().join("state.db")).unwrap();
+        let level =
+            |c: &Connection| Ok(c.query_row("PRAGMA synchronous", [], |row| row.get::<_, i64>(0))?);
+        let (normal, full) = (1, 2);
+        let sandbox = db.run_as(Survives::ProcessDeath, level).await.unwrap();
+        assert_eq!(sandbox, normal);
+        assert_eq!(db.run(level).await.unwrap(), full);
+        // The first job keeps the thread busy until the others have arrived, so they share one commit.
+        let (go, wait) = channel::<()>();
+        let busy = db.run_as(Survives::ProcessDeath, move |_| {
+            let _ = wait.recv();
+            Ok(())
+        });
+        // Polled in this order: each queues its job before the last lets the first go on.
+        let (busy, weak, strong, ()) = tokio::join!(
+            biased;
+            busy,
+            db.run_as(Survives::ProcessDeath, level),
+            db.run(level),
+            async { go.send(()).unwrap() }
+        );
+        busy.unwrap();
+        assert_eq!(strong.unwrap(), full);
+        // In the commit of the first job if the thread had not begun it yet.
+        assert!([normal, full].contains(&weak.unwrap()));
     }
 
     #[test]

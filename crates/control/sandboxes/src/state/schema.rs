@@ -45,6 +45,10 @@ const STEPS: &[&str] = &[
 ",
 ];
 
+/// The log is copied into the database file at this length even if jobs wait. The thread that owns the database copies
+/// it earlier, when there are none.
+const LOG_PAGES: i64 = 4096;
+
 /// Opens the file and brings its schema up to date.
 pub fn open(path: &Path) -> Result<Connection, DbError> {
     let failed = |source| DbError::Open {
@@ -56,6 +60,7 @@ pub fn open(path: &Path) -> Result<Connection, DbError> {
         .execute_batch(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;",
         )
+        .and_then(|()| connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES))
         .map_err(failed)?;
     migrate(&connection, path)?;
     Ok(connection)

@@ -5,7 +5,7 @@
 use forkd_types::{SandboxId, Tag};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{Db, DbError, RECORD_VERSION, SandboxRecord, WorkspaceRecord};
+use super::{Db, DbError, RECORD_VERSION, SandboxRecord, Survives, WorkspaceRecord};
 
 /// The state of an idempotency key when a request claims it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,9 +46,9 @@ pub struct Unreadable {
 }
 
 impl Db {
-    /// Writes sandboxes down, all in one transaction.
+    /// Writes sandboxes down, all in one transaction. A power failure ends their VMs and may lose the rows.
     pub async fn put_sandboxes(&self, records: Vec<SandboxRecord>) -> Result<(), DbError> {
-        self.run(move |c| {
+        self.run_as(Survives::ProcessDeath, move |c| {
             let mut statement = c.prepare_cached(
                 "INSERT INTO sandboxes (id, state, record) VALUES (?1, ?2, ?3)
                  ON CONFLICT (id) DO UPDATE SET state = ?2, record = ?3",
@@ -62,8 +62,9 @@ impl Db {
         .await
     }
 
+    /// Forgets sandboxes. After a power failure a row may be back: the sandbox is then shown as failed.
     pub async fn delete_sandboxes(&self, ids: Vec<SandboxId>) -> Result<(), DbError> {
-        self.run(move |c| {
+        self.run_as(Survives::ProcessDeath, move |c| {
             for id in &ids {
                 c.execute("DELETE FROM sandboxes WHERE id = ?1", [id.as_str()])?;
             }

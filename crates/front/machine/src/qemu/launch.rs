@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::Qemu;
 use crate::accel::Accel;
+use crate::clock::Clock;
 use crate::error::MachineError;
 use crate::image::Image;
 use crate::layout::Layout;
@@ -37,6 +38,7 @@ pub struct Launch<'a> {
     pub layout: &'a Layout,
     pub image: &'a Image,
     pub accel: Accel,
+    pub clock: Clock,
     pub cpus: u32,
     pub memory: MiB,
     /// Port of 127.0.0.1 for the daemon in the machine; 0 lets QEMU choose one.
@@ -104,11 +106,21 @@ fn arguments(launch: &Launch<'_>) -> Vec<OsString> {
         "-machine",
         "q35,vmport=off,smbus=off,sata=off,usb=off,graphics=off,hpet=off",
     ]);
-    match launch.accel {
-        Accel::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
+    match (launch.accel, launch.clock) {
+        (Accel::Kvm, _) => add(&["-accel", "kvm", "-cpu", "host"]),
+        // One instruction counts 2 ns. `sleep=on` lets an idle machine wait in the host's time: without it the
+        // clock jumps to the next timer, and every timeout of a waiting program expires at once.
+        (Accel::Tcg, Clock::Instructions) => add(&[
+            "-accel",
+            "tcg,thread=single,tb-size=1024",
+            "-cpu",
+            "max,la57=off",
+            "-icount",
+            "shift=1,sleep=on",
+        ]),
         // Room for translated code: with the default it is thrown away again and again. A fifth level of page tables
         // makes every walk longer, and a walk of a guest in the machine many times longer, for nothing.
-        Accel::Tcg => add(&[
+        (Accel::Tcg, Clock::Host) => add(&[
             "-accel",
             "tcg,thread=multi,tb-size=1024",
             "-cpu",
@@ -124,7 +136,12 @@ fn arguments(launch: &Launch<'_>) -> Vec<OsString> {
     add(&["-pidfile", &pid_file_marker(layout)]);
     add(&["-qmp", "unix:qmp.sock,server=on,wait=off"]);
     add(&["-serial", "file:console.log", "-D", "qemu.log"]);
-    add(&["-append", KERNEL_COMMAND_LINE]);
+    // Programs in the machine read the name of their clock from /proc/cmdline.
+    let clock = launch.clock;
+    add(&[
+        "-append",
+        &format!("{KERNEL_COMMAND_LINE} forkd.clock={clock}"),
+    ]);
     add(&["-netdev", &network(launch.api_port)]);
     add(&["-device", "virtio-net-pci,netdev=net,romfile="]);
     // Many machines may have the image open at once: no machine writes to it.
@@ -204,6 +221,10 @@ mod tests {
     use crate::dirs::Dirs;
 
     fn words(accel: Accel) -> Vec<String> {
+        words_with(accel, Clock::Host)
+    }
+
+    fn words_with(accel: Accel, clock: Clock) -> Vec<String> {
         let dirs = Dirs {
             data: "/d".into(),
             cache: "/c".into(),
@@ -221,6 +242,7 @@ mod tests {
             layout: &Layout::new(&dirs, &name),
             image: &image,
             accel,
+            clock,
             cpus: 3,
             memory: MiB(2048),
             api_port: 8889,
@@ -242,6 +264,17 @@ mod tests {
         let emulated = words(Accel::Tcg);
         assert_eq!(value(&emulated, "-cpu"), "max,la57=off");
         assert!(value(&emulated, "-accel").starts_with("tcg,thread=multi"));
+    }
+
+    #[test]
+    fn the_instruction_clock_counts_in_one_thread_and_is_told_to_programs() {
+        let counting = words_with(Accel::Tcg, Clock::Instructions);
+        assert_eq!(value(&counting, "-icount"), "shift=1,sleep=on");
+        assert!(value(&counting, "-accel").starts_with("tcg,thread=single"));
+        assert!(value(&counting, "-append").ends_with(" forkd.clock=instructions"));
+        let ordinary = words(Accel::Tcg);
+        assert!(!ordinary.iter().any(|word| word == "-icount"));
+        assert!(value(&ordinary, "-append").ends_with(" forkd.clock=host"));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 mod hardening;
 mod run_page;
+mod stats;
 mod vcpu;
 mod vm;
 
@@ -17,6 +18,7 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 
 pub use run_page::RunPage;
+pub use stats::Statistics;
 pub use vcpu::{EXIT_BUS_LOCK, Vcpu, VcpuExit, VcpuState};
 pub use vm::{Vm, VmState};
 

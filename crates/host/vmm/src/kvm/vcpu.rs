@@ -12,7 +12,7 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
-use super::{KvmError, RunPage, refused};
+use super::{KvmError, RunPage, Statistics, refused};
 use crate::arch::x86_64::msr;
 
 pub use kvm_ioctls::VcpuExit;
@@ -64,6 +64,11 @@ impl Vcpu {
             xsave_size,
             cpuid: Vec::new(),
         }
+    }
+
+    /// Adds the statistics of this vCPU.
+    pub fn add_statistics(&self, to: &mut Statistics) {
+        to.add_vcpu(&self.fd);
     }
 
     /// The page through which it can be called out of the guest.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::hardening::{Hardening, capability};
-use super::{Hypervisor, KvmError, Vcpu, refused};
+use super::{Hypervisor, KvmError, Statistics, Vcpu, refused};
 use crate::arch::x86_64::layout;
 
 /// The state of a VM beside its CPUs, memory and devices.
@@ -84,6 +84,11 @@ impl Vm {
                 .map_err(refused("set a memory slot"))?;
         }
         Ok(())
+    }
+
+    /// Adds the statistics of this VM.
+    pub fn add_statistics(&self, to: &mut Statistics) {
+        to.add_vm(&self.fd);
     }
 
     /// Creates a vCPU.

@@ -21,7 +21,7 @@ use super::history::History;
 use super::vcpu::{SpawnError, VcpuHandle};
 use super::{Notices, devices};
 use crate::arch::x86_64::{cpuid, msr};
-use crate::kvm::{Hypervisor, KvmError, Vm};
+use crate::kvm::{Hypervisor, KvmError, Statistics, Vm};
 
 const DEVICE_STACK: usize = 256 * 1024;
 /// How often the counters ask the guest for memory statistics, which wakes it up.
@@ -94,6 +94,7 @@ pub struct Machine {
     pub(super) phase: VmmPhase,
     /// A boot or restore failed half-way; the shell is of no use any more.
     pub(super) spoiled: bool,
+    statistics: Statistics,
     /// When the guest was last asked for memory statistics.
     asked_for_stats: Option<Instant>,
 }
@@ -139,9 +140,12 @@ impl Machine {
             shape.vcpus,
             hypervisor.has_tsc_deadline(),
         );
+        let mut statistics = Statistics::default();
+        vm.add_statistics(&mut statistics);
         let mut vcpus = Vec::with_capacity(usize::from(shape.vcpus));
         for number in 0..shape.vcpus {
             let mut vcpu = vm.create_vcpu(number)?;
+            vcpu.add_statistics(&mut statistics);
             vcpu.set_cpuid(&cpuid::for_vcpu(&shown, number))?;
             let start = Arc::clone(on_thread_start);
             vcpus.push(VcpuHandle::spawn(
@@ -167,6 +171,7 @@ impl Machine {
             history: History::new(WriteTracker::open().ok(), pagemap),
             phase: VmmPhase::Shell,
             spoiled: false,
+            statistics,
             asked_for_stats: None,
         })
     }
@@ -270,7 +275,7 @@ impl Machine {
         &self.devices
     }
 
-    /// All counters of the devices. Costs the guest at most one interrupt in `MEMORY_STATS_EVERY`, for
+    /// All counters of the devices and of KVM. Costs the guest at most one interrupt in `MEMORY_STATS_EVERY`, for
     /// new memory statistics.
     pub fn counters(&mut self) -> Vec<(String, u64)> {
         let due = self
@@ -281,7 +286,9 @@ impl Machine {
             self.asked_for_stats = Some(Instant::now());
             self.devices.ask_for_memory_stats();
         }
-        self.devices.counters()
+        let mut all = self.devices.counters();
+        self.statistics.counters(&mut all);
+        all
     }
 
     /// The pages touched since boot or restore.

@@ -18,6 +18,7 @@ pub async fn run(args: &StartArgs, ui: &Ui) -> CliResult {
         memory: args.memory,
         disk: args.disk,
         accel: args.accel,
+        clock: args.clock,
         api_port: args.port,
     };
     let talk = Talk { ui: *ui };

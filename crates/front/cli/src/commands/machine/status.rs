@@ -32,6 +32,7 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
                 "acceleration",
                 format!("{} ({})", run.expectation, run.accel_reason),
             ),
+            ("clock", run.clock.to_string()),
             ("cpus", run.cpus.to_string()),
             ("memory", forkd_types::MiB(run.memory_mib).to_string()),
             (
@@ -95,7 +96,7 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forkd_machine::{Accel, RunStatus};
+    use forkd_machine::{Accel, Clock, RunStatus};
 
     fn status(state: State, run: Option<RunStatus>) -> String {
         let status = Status {
@@ -118,6 +119,7 @@ mod tests {
             accel: Accel::Tcg,
             accel_reason: "there is no /dev/kvm".to_owned(),
             expectation: Accel::Tcg.expectation(),
+            clock: Clock::Instructions,
             cpus: 2,
             memory_mib: 8192,
             disk_mib: 20480,
@@ -135,6 +137,7 @@ mod tests {
         machine       default
         state         running
         acceleration  software emulation: correct, about 15 times slower (there is no /dev/kvm)
+        clock         instructions
         cpus          2
         memory        8 GiB
         disk          20 GiB (70 MiB used on this host)

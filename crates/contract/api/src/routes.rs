@@ -92,6 +92,12 @@ routes! {
     WORKSPACE_RESUME = "/v1/workspaces/{name}/resume";
 }
 
+/// Any method: passes a request on to a port of the guest. OpenAPI cannot describe the rest of the path, so the document
+/// does not have it.
+pub const PROXY: &str = "/v1/sandboxes/{id}/proxy/{port}";
+/// The same, with a path.
+pub const PROXY_PATH: &str = "/v1/sandboxes/{id}/proxy/{port}/{*path}";
+
 /// Puts values into the `{…}` of a route, escaped so that they stay one path segment each.
 pub fn fill(route: &str, values: &[&str]) -> String {
     let mut values = values.iter();

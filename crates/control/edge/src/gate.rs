@@ -60,6 +60,8 @@ const GUEST_ROUTES: &[&str] = &[
     routes::PROCESS_STDIN,
     routes::PROCESS_RESIZE,
     routes::PROCESS_OUTPUT,
+    routes::PROXY,
+    routes::PROXY_PATH,
     routes::INTERPRETERS,
     routes::INTERPRETER,
     routes::INTERPRETER_RESTART,
@@ -172,7 +174,11 @@ impl Gate {
             )
             .with_hint("an administrator makes tokens: forkd token create"));
         }
-        origin::check_content(request)
+        match matched(request) {
+            // The body is for the server in the guest.
+            Some(routes::PROXY | routes::PROXY_PATH) => Ok(()),
+            _ => origin::check_content(request),
+        }
     }
 
     /// Takes the slots of a request.
@@ -214,7 +220,7 @@ pub fn needed_role(method: &Method, route: Option<&str>) -> Role {
     match route {
         Some(route) if ADMIN_ROUTES.contains(&route) => Role::Admin,
         // A GET by its method, and a shell by what it does.
-        Some(routes::TERMINAL) => Role::Use,
+        Some(routes::TERMINAL | routes::PROXY | routes::PROXY_PATH) => Role::Use,
         _ if matches!(*method, Method::GET | Method::HEAD) => Role::Read,
         _ => Role::Use,
     }

@@ -11,6 +11,7 @@ mod files;
 mod interpreters;
 mod owned;
 mod processes;
+mod proxy;
 mod range;
 mod sandboxes;
 mod snapshots;
@@ -174,6 +175,15 @@ pub fn router(app: Arc<App>, tokens: Arc<Tokens>) -> Router {
                     document.as_ref().clone(),
                 )
             }),
+        )
+        .route(forkd_api::routes::PROXY, axum::routing::any(proxy::proxy))
+        .route(
+            "/v1/sandboxes/{id}/proxy/{port}/",
+            axum::routing::any(proxy::proxy),
+        )
+        .route(
+            forkd_api::routes::PROXY_PATH,
+            axum::routing::any(proxy::proxy),
         )
         .with_state(app)
         .layer(axum::Extension(health))

@@ -95,7 +95,9 @@ routes! {
 /// Any method: passes a request on to a port of the guest. OpenAPI cannot describe the rest of the path, so the document
 /// does not have it.
 pub const PROXY: &str = "/v1/sandboxes/{id}/proxy/{port}";
-/// The same, with a path.
+/// The same, with the path `/`.
+pub const PROXY_ROOT: &str = "/v1/sandboxes/{id}/proxy/{port}/";
+/// The same, with a longer path.
 pub const PROXY_PATH: &str = "/v1/sandboxes/{id}/proxy/{port}/{*path}";
 
 /// Puts values into the `{…}` of a route, escaped so that they stay one path segment each.

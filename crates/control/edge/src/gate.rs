@@ -61,6 +61,7 @@ const GUEST_ROUTES: &[&str] = &[
     routes::PROCESS_RESIZE,
     routes::PROCESS_OUTPUT,
     routes::PROXY,
+    routes::PROXY_ROOT,
     routes::PROXY_PATH,
     routes::INTERPRETERS,
     routes::INTERPRETER,
@@ -176,7 +177,7 @@ impl Gate {
         }
         match matched(request) {
             // The body is for the server in the guest.
-            Some(routes::PROXY | routes::PROXY_PATH) => Ok(()),
+            Some(routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => Ok(()),
             _ => origin::check_content(request),
         }
     }
@@ -220,7 +221,9 @@ pub fn needed_role(method: &Method, route: Option<&str>) -> Role {
     match route {
         Some(route) if ADMIN_ROUTES.contains(&route) => Role::Admin,
         // A GET by its method, and a shell by what it does.
-        Some(routes::TERMINAL | routes::PROXY | routes::PROXY_PATH) => Role::Use,
+        Some(routes::TERMINAL | routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => {
+            Role::Use
+        }
         _ if matches!(*method, Method::GET | Method::HEAD) => Role::Read,
         _ => Role::Use,
     }

@@ -178,7 +178,7 @@ pub fn router(app: Arc<App>, tokens: Arc<Tokens>) -> Router {
         )
         .route(forkd_api::routes::PROXY, axum::routing::any(proxy::proxy))
         .route(
-            "/v1/sandboxes/{id}/proxy/{port}/",
+            forkd_api::routes::PROXY_ROOT,
             axum::routing::any(proxy::proxy),
         )
         .route(

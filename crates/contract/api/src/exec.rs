@@ -83,6 +83,9 @@ pub enum ExecFrame {
         /// The data in base64, if it is not UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
+        /// Position of the first byte in this output, counted from the start of the program.
+        #[serde(default)]
+        offset: u64,
     },
     /// Data on standard error.
     Stderr {
@@ -92,7 +95,12 @@ pub enum ExecFrame {
         /// The data in base64, if it is not UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
+        /// Position of the first byte in this output, counted from the start of the program.
+        #[serde(default)]
+        offset: u64,
     },
+    /// Nothing happened for 15 seconds; the program still runs.
+    Keepalive,
     /// The program ended; the last frame.
     Exit {
         /// Exit code; negative is the number of the signal that ended the program.
@@ -118,6 +126,9 @@ pub struct EvalRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 86400)]
     pub timeout_secs: Option<u64>,
+    /// Name of the interpreter; `python` by default *(extension)*.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interpreter: Option<String>,
 }
 
 /// Response to `POST /v1/sandboxes/{id}/eval`.
@@ -166,6 +177,83 @@ pub struct PingResponse {
     pub rtt_us: u64,
 }
 
+/// Body of `POST /v1/sandboxes/{id}/processes` *(extension)*.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StartProcess {
+    /// Program and arguments.
+    #[schema(min_items = 1, max_items = 4096)]
+    pub args: Vec<String>,
+    /// Environment variables in addition to those of the sandbox.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Working directory of the program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// User to run as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Keep standard input open for `POST …/processes/{pid}/stdin`; otherwise it is empty.
+    #[serde(default)]
+    pub open_stdin: bool,
+    /// Run on a terminal of this size. A terminal always takes input.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
+    /// Label of the process in the list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 256)]
+    pub label: Option<String>,
+}
+
+/// The size of a terminal, and the body of `POST /v1/sandboxes/{id}/processes/{pid}/resize` *(extension)*.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TerminalSize {
+    /// Rows of the terminal.
+    #[schema(minimum = 1)]
+    pub rows: u16,
+    /// Columns of the terminal.
+    #[schema(minimum = 1)]
+    pub cols: u16,
+}
+
+/// Body of `POST /v1/sandboxes/{id}/interpreters` *(extension)*.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StartInterpreter {
+    /// Name of the interpreter; the language by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 64)]
+    pub name: Option<String>,
+    /// `python` or `node`.
+    pub language: String,
+    /// Environment variables in addition to those of the sandbox.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Working directory of the interpreter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// User to run as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+/// An interpreter that keeps its state between calls *(extension)*.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InterpreterInfo {
+    /// Name of the interpreter.
+    pub name: String,
+    /// `python` or `node`.
+    pub language: String,
+    /// Version of the interpreter.
+    pub version: String,
+    /// Process ID in the guest; 0 if it does not run.
+    pub pid: u32,
+    /// Whether it takes calls.
+    pub ready: bool,
+    /// How often it was replaced.
+    pub restarts: u64,
+    /// Number of calls that it answered.
+    pub calls: u64,
+}
+
 /// Response to `POST /v1/sandboxes/{id}/processes` *(extension)*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessStarted {
@@ -182,6 +270,15 @@ pub struct ProcessInfo {
     pub args: Vec<String>,
     /// Whether the process still runs.
     pub running: bool,
+    /// Label of the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Working directory at its start.
+    #[serde(default)]
+    pub cwd: String,
+    /// Whether the process has a terminal.
+    #[serde(default)]
+    pub terminal: bool,
     /// Exit code, after the process has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i64>,

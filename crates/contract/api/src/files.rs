@@ -31,6 +31,44 @@ pub struct FileEntry {
     pub mode: u32,
     /// Time of the last change, in seconds since 1970.
     pub modified_unix: i64,
+    /// Name of the owner, or its number.
+    #[serde(default)]
+    pub owner: String,
+    /// Name of the group, or its number.
+    #[serde(default)]
+    pub group: String,
+    /// Where a symbolic link points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symlink_target: Option<String>,
+}
+
+/// Body of `POST /v1/sandboxes/{id}/files/rename`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RenameRequest {
+    /// The present path.
+    #[schema(max_length = 4096, pattern = "^/")]
+    pub from: String,
+    /// The new path.
+    #[schema(max_length = 4096, pattern = "^/")]
+    pub to: String,
+    /// Replace a file that has the new path.
+    #[serde(default)]
+    pub replace: bool,
+}
+
+/// Body of `POST /v1/sandboxes/{id}/files/attributes`. Fields that are left out stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AttributesRequest {
+    /// The file or directory.
+    #[schema(max_length = 4096, pattern = "^/")]
+    pub path: String,
+    /// Permission bits in octal, such as `755`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[0-7]{1,4}$")]
+    pub mode: Option<String>,
+    /// A user name, a number, or `uid:gid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
 }
 
 /// Response to `PUT /v1/sandboxes/{id}/files`.

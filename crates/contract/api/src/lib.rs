@@ -27,10 +27,14 @@ pub use checkpoints::{
 pub use error::{ErrorBody, ErrorCode, Refusal};
 pub use events::{EventInfo, EventKind};
 pub use exec::{
-    EvalRequest, EvalResponse, ExecFrame, ExecRequest, ExecResponse, PingResponse, ProcessInfo,
-    ProcessStarted, SignalRequest, TerminalInput, TerminalStart,
+    EvalRequest, EvalResponse, ExecFrame, ExecRequest, ExecResponse, InterpreterInfo, PingResponse,
+    ProcessInfo, ProcessStarted, SignalRequest, StartInterpreter, StartProcess, TerminalInput,
+    TerminalSize, TerminalStart,
 };
-pub use files::{FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest, WriteResult};
+pub use files::{
+    AttributesRequest, FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest,
+    RenameRequest, WriteResult,
+};
 pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequest};
 pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
 pub use snapshots::{

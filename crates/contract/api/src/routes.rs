@@ -54,6 +54,12 @@ routes! {
     /// `GET` lists a directory; `?path=`.
     FILES_LIST = "/v1/sandboxes/{id}/files/list";
     FILES_MKDIR = "/v1/sandboxes/{id}/files/mkdir";
+    /// `GET` the attributes of one path; `?path=`.
+    FILES_STAT = "/v1/sandboxes/{id}/files/stat";
+    FILES_RENAME = "/v1/sandboxes/{id}/files/rename";
+    FILES_ATTRIBUTES = "/v1/sandboxes/{id}/files/attributes";
+    /// `GET` packs a directory as tar, `PUT` unpacks one; `?path=`.
+    FILES_ARCHIVE = "/v1/sandboxes/{id}/files/archive";
     /// `GET` a stream of changes; `?path=`.
     FILES_WATCH = "/v1/sandboxes/{id}/files/watch";
     /// `GET`; upgraded to a WebSocket.
@@ -61,8 +67,17 @@ routes! {
     /// `GET` lists, `POST` starts in the background.
     PROCESSES = "/v1/sandboxes/{id}/processes";
     PROCESS_SIGNAL = "/v1/sandboxes/{id}/processes/{pid}/signal";
+    /// `POST` bytes; `?eof=true` closes the input after them.
+    PROCESS_STDIN = "/v1/sandboxes/{id}/processes/{pid}/stdin";
+    PROCESS_RESIZE = "/v1/sandboxes/{id}/processes/{pid}/resize";
     /// `GET` a stream.
     PROCESS_OUTPUT = "/v1/sandboxes/{id}/processes/{pid}/output";
+    /// `GET` lists, `POST` starts.
+    INTERPRETERS = "/v1/sandboxes/{id}/interpreters";
+    /// `DELETE` stops.
+    INTERPRETER = "/v1/sandboxes/{id}/interpreters/{name}";
+    INTERPRETER_RESTART = "/v1/sandboxes/{id}/interpreters/{name}/restart";
+    INTERPRETER_INTERRUPT = "/v1/sandboxes/{id}/interpreters/{name}/interrupt";
     /// `GET` a stream.
     EVENTS = "/v1/events";
     IMAGES = "/v1/images";
@@ -78,6 +93,14 @@ routes! {
     WORKSPACE_SUSPEND = "/v1/workspaces/{name}/suspend";
     WORKSPACE_RESUME = "/v1/workspaces/{name}/resume";
 }
+
+/// Any method: passes a request on to a port of the guest. OpenAPI cannot describe the rest of the path, so the document
+/// does not have it.
+pub const PROXY: &str = "/v1/sandboxes/{id}/proxy/{port}";
+/// The same, with the path `/`.
+pub const PROXY_ROOT: &str = "/v1/sandboxes/{id}/proxy/{port}/";
+/// The same, with a longer path.
+pub const PROXY_PATH: &str = "/v1/sandboxes/{id}/proxy/{port}/{*path}";
 
 /// Puts values into the `{…}` of a route, escaped so that they stay one path segment each.
 pub fn fill(route: &str, values: &[&str]) -> String {

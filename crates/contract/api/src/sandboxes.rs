@@ -52,6 +52,12 @@ pub struct CreateSandboxes {
     /// Labels, at most 32 *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Environment variables of every program that is started through the API *(extension)*.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Free data of the client, at most 256 entries and 64 KiB; it cannot be searched *(extension)*.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
 }
 
 impl Default for CreateSandboxes {
@@ -68,6 +74,8 @@ impl Default for CreateSandboxes {
             wait: true,
             timeout_secs: None,
             labels: BTreeMap::new(),
+            env: BTreeMap::new(),
+            metadata: BTreeMap::new(),
         }
     }
 }
@@ -166,6 +174,9 @@ pub struct SandboxInfo {
     /// Labels of the sandbox *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Free data of the client *(extension)*.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
     /// Who owns it *(extension)*.
     #[serde(default)]
     pub owner: String,

@@ -117,6 +117,19 @@ pub struct Started {
     pub process: ProcessId,
     /// The kernel's number for it.
     pub pid: u32,
+    /// Where the output that follows begins: bytes that the process printed before.
+    #[serde(default)]
+    pub at: OutputPosition,
+}
+
+/// A position in each output of a process, in bytes from its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OutputPosition {
+    /// In standard output, or in the output of a terminal.
+    pub stdout: u64,
+    /// In standard error.
+    pub stderr: u64,
 }
 
 /// How a process ended.
@@ -186,10 +199,22 @@ pub struct AttachRequest {
     pub process: ProcessId,
     /// Begin with what is kept of earlier output.
     pub replay: bool,
+    /// With `replay`: not before this position.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<OutputPosition>,
     /// Feed [`crate::channel::IN`] to its standard input.
     pub stdin: bool,
     /// Hold the process up rather than lose output that this stream has not taken yet.
     pub lossless: bool,
+}
+
+/// Writes [`crate::channel::IN`], up to its end, to the standard input of a process that was started with one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InputRequest {
+    pub process: ProcessId,
+    /// Close the standard input afterwards; on a terminal, send the character that ends input.
+    pub eof: bool,
 }
 
 /// Sends a signal.

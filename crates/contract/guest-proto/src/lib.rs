@@ -44,8 +44,9 @@ pub mod window;
 pub use control::Control;
 pub use error::{AgentError, ErrorCode};
 pub use exec::{
-    AttachRequest, ExecRequest, ExecResult, ExitStatus, OnDisconnect, ProcessId, ProcessInfo,
-    ProcessState, PtySize, ResourceUsage, Rlimit, RlimitResource, SignalRequest, Started,
+    AttachRequest, ExecRequest, ExecResult, ExitStatus, InputRequest, OnDisconnect, OutputPosition,
+    ProcessId, ProcessInfo, ProcessState, PtySize, ResourceUsage, Rlimit, RlimitResource,
+    SignalRequest, Started,
 };
 pub use file::{
     DialRequest, Entry, FileInfo, FileKind, ListRequest, ListResult, MkdirRequest, ReadRequest,

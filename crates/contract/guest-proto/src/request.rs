@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentError, AttachRequest, ClockRequest, DialRequest, ErrorCode, EvalRequest, ExecRequest,
-    FreezeRequest, IdentityRequest, InterpName, InterpStart, ListRequest, MkdirRequest,
-    NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest, RenameRequest,
-    SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest, WriteRequest,
+    FreezeRequest, IdentityRequest, InputRequest, InterpName, InterpStart, ListRequest,
+    MkdirRequest, NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest,
+    RenameRequest, SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest,
+    WriteRequest,
 };
 
 /// A request of the host. Each comment names the type of a successful response.
@@ -21,6 +22,8 @@ pub enum Request {
     Processes,
     /// Returns an [`crate::ExecResult`].
     Attach(AttachRequest),
+    /// Returns an empty response when the process has taken the input.
+    Input(InputRequest),
     /// Returns an empty response.
     Signal(SignalRequest),
     /// Returns an [`crate::ExecResult`].

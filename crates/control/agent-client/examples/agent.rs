@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 match output {
                     Output::Stdout(bytes) => std::io::stdout().write_all(&bytes)?,
                     Output::Stderr(bytes) => std::io::stderr().write_all(&bytes)?,
-                    Output::Lost(count) => eprintln!("({count} bytes lost)"),
+                    Output::Lost { bytes: count, .. } => eprintln!("({count} bytes lost)"),
                 }
             }
             let result = exec.wait().await?;

@@ -1,8 +1,8 @@
 //! Requests about processes.
 
 use forkd_guest_proto::{
-    AttachRequest, Control, Event, ExecRequest, ExecResult, ProcessId, ProcessInfo, Request,
-    SignalRequest, Started, channel,
+    AttachRequest, Control, Event, ExecRequest, ExecResult, InputRequest, ProcessId, ProcessInfo,
+    Request, SignalRequest, Started, channel,
 };
 
 use crate::budget::Held;
@@ -21,7 +21,12 @@ pub enum Output {
     /// Of standard error.
     Stderr(Vec<u8>),
     /// Bytes were lost because they were not taken in time.
-    Lost(u64),
+    Lost {
+        /// Of standard error, not of standard output.
+        stderr: bool,
+        /// How many.
+        bytes: u64,
+    },
 }
 
 /// A process that this side follows. One that was started with [`Calls::exec`] is killed when this is
@@ -47,6 +52,24 @@ impl Stdin {
     /// Says that no more comes.
     pub fn close(&self) {
         self.handle.end_input();
+    }
+}
+
+/// A part of the standard input of a process. Dropped before [`Self::finish`], bytes may be lost.
+pub struct Input {
+    stream: Stream,
+}
+
+impl Input {
+    /// Writes, at most until the deadline if the process does not read.
+    pub async fn write(&self, bytes: &[u8], by: Deadline) -> Result<(), Error> {
+        by.bound(self.stream.send(bytes)).await
+    }
+
+    /// Waits until the process has taken all bytes.
+    pub async fn finish(self, by: Deadline) -> Result<(), Error> {
+        self.stream.end_input();
+        by.bound(self.stream.response()).await
     }
 }
 
@@ -102,7 +125,10 @@ impl Exec {
                 found = self.stream.receive(channel::OUT), if !out => (0, found?.map(Output::Stdout)),
                 found = self.stream.receive(channel::ERR), if !err => (1, found?.map(Output::Stderr)),
                 found = self.stream.next_event(), if !events => match found? {
-                    Some(Event::Lost { bytes, .. }) => (2, Some(Output::Lost(bytes))),
+                    Some(Event::Lost { bytes, channel: of }) => {
+                        let stderr = of == channel::ERR;
+                        (2, Some(Output::Lost { stderr, bytes }))
+                    }
                     Some(_) => continue,
                     None => (2, None),
                 },
@@ -164,7 +190,7 @@ impl Capture {
         let (kept, bytes) = match output {
             Output::Stdout(bytes) => (&mut self.stdout, bytes),
             Output::Stderr(bytes) => (&mut self.stderr, bytes),
-            Output::Lost(_) => {
+            Output::Lost { .. } => {
                 self.truncated = true;
                 return Ok(());
             }
@@ -243,6 +269,14 @@ impl Calls {
     pub async fn attach(&self, request: AttachRequest) -> Result<Exec, Error> {
         let stream = self.open(&Request::Attach(request))?;
         Exec::begin(stream, self.deadline()).await
+    }
+
+    /// Opens the standard input of a process for a part of its input. With `eof` the input ends with this part.
+    pub fn input(&self, process: ProcessId, eof: bool) -> Result<Input, Error> {
+        let request = Request::Input(InputRequest { process, eof });
+        Ok(Input {
+            stream: self.open(&request)?,
+        })
     }
 
     /// The processes that the agent started and still knows.

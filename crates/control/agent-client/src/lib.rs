@@ -52,7 +52,7 @@ pub use deadline::Deadline;
 pub use dial::Dialled;
 pub use error::{ConnectError, Error};
 pub use eval::{Eval, EvalCapture};
-pub use exec::{Captured, Exec, Output, Stdin};
+pub use exec::{Captured, Exec, Input, Output, Stdin};
 pub use files::{FileReader, FileWriter, Watch};
 pub use forkd_guest_proto as proto;
 pub use wall_clock::Identified;

@@ -533,3 +533,17 @@ fn every_route_of_the_contract_is_served_and_no_other() {
     named.sort_unstable();
     assert_eq!(served, named);
 }
+
+#[test]
+fn every_operation_has_an_id_of_its_own() {
+    let document = openapi();
+    let mut seen = std::collections::BTreeSet::new();
+    for (path, item) in &document.paths.paths {
+        let operations = [&item.get, &item.put, &item.post, &item.delete, &item.patch];
+        for operation in operations.into_iter().flatten() {
+            let id = operation.operation_id.clone().unwrap_or_default();
+            assert!(!id.is_empty(), "{path} has no operation ID");
+            assert!(seen.insert(id.clone()), "{id} is the ID of two operations");
+        }
+    }
+}

@@ -32,6 +32,8 @@ fn children(manifest: &Manifest, count: usize) -> CreateRequest {
         memory_limit_mib: None,
         limits: forkd_sandboxes::host_limits::HostLimits::default(),
         labels: BTreeMap::new(),
+        env: BTreeMap::new(),
+        metadata: BTreeMap::new(),
         workspace: None,
         id: None,
     }

@@ -41,7 +41,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         C::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         C::IdempotencyMismatch => StatusCode::UNPROCESSABLE_ENTITY,
         C::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-        C::AgentFailed => StatusCode::BAD_GATEWAY,
+        C::AgentFailed | C::PortClosed => StatusCode::BAD_GATEWAY,
         C::LimitReached | C::Busy | C::ShuttingDown | C::AgentUnreachable => {
             StatusCode::SERVICE_UNAVAILABLE
         }

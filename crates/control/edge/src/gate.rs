@@ -49,11 +49,24 @@ const GUEST_ROUTES: &[&str] = &[
     routes::FILES,
     routes::FILES_LIST,
     routes::FILES_MKDIR,
+    routes::FILES_STAT,
+    routes::FILES_RENAME,
+    routes::FILES_ATTRIBUTES,
+    routes::FILES_ARCHIVE,
     routes::FILES_WATCH,
     routes::TERMINAL,
     routes::PROCESSES,
     routes::PROCESS_SIGNAL,
+    routes::PROCESS_STDIN,
+    routes::PROCESS_RESIZE,
     routes::PROCESS_OUTPUT,
+    routes::PROXY,
+    routes::PROXY_ROOT,
+    routes::PROXY_PATH,
+    routes::INTERPRETERS,
+    routes::INTERPRETER,
+    routes::INTERPRETER_RESTART,
+    routes::INTERPRETER_INTERRUPT,
 ];
 /// Routes for administrators.
 const ADMIN_ROUTES: &[&str] = &[routes::TOKENS, routes::TOKEN, routes::STORE_FSCK];
@@ -162,7 +175,11 @@ impl Gate {
             )
             .with_hint("an administrator makes tokens: forkd token create"));
         }
-        origin::check_content(request)
+        match matched(request) {
+            // The body is for the server in the guest.
+            Some(routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => Ok(()),
+            _ => origin::check_content(request),
+        }
     }
 
     /// Takes the slots of a request.
@@ -204,7 +221,9 @@ pub fn needed_role(method: &Method, route: Option<&str>) -> Role {
     match route {
         Some(route) if ADMIN_ROUTES.contains(&route) => Role::Admin,
         // A GET by its method, and a shell by what it does.
-        Some(routes::TERMINAL) => Role::Use,
+        Some(routes::TERMINAL | routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => {
+            Role::Use
+        }
         _ if matches!(*method, Method::GET | Method::HEAD) => Role::Read,
         _ => Role::Use,
     }

@@ -122,6 +122,8 @@ pub fn check_content(request: &Request) -> Result<(), Failure> {
         return Ok(());
     }
     match content_type(request.headers()) {
+        // Not a type that a web page can send without asking first.
+        Some(kind) if kind == "application/octet-stream" => Ok(()),
         Some(kind) if !is_json(&kind) => Err(not_json(Some(&kind))),
         None if !request.body().is_end_stream() => Err(not_json(None)),
         _ => Ok(()),

@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
@@ -53,13 +54,51 @@ impl Framing {
     }
 }
 
-/// A response that sends each item as it comes.
+/// How long a stream is silent before it says that it lives.
+pub const SILENCE: Duration = Duration::from_secs(15);
+
+/// The line of a stream on which nothing else happens.
+#[derive(Serialize)]
+struct Keepalive {
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+impl Keepalive {
+    const KIND: &'static str = "keepalive";
+}
+
+/// The items, and `sign` after each `silence` without one.
+pub fn alive<T>(
+    items: impl Stream<Item = T> + Send + 'static,
+    silence: Duration,
+    sign: impl Fn() -> T + Send + 'static,
+) -> impl Stream<Item = T> + Send {
+    let items = Box::pin(items);
+    futures::stream::unfold((items, sign), move |(mut items, sign)| async move {
+        let item = match tokio::time::timeout(silence, items.next()).await {
+            Ok(item) => item?,
+            Err(_) => sign(),
+        };
+        Some((item, (items, sign)))
+    })
+}
+
+/// A response that sends each item as it comes, and `{"type":"keepalive"}` after 15 seconds without one.
 pub fn respond<T: Serialize + 'static>(
     framing: Framing,
     items: impl Stream<Item = T> + Send + 'static,
 ) -> Response {
-    let body = items.map(move |item| Ok::<_, Infallible>(framing.frame(&item)));
-    let mut response = Response::new(Body::from_stream(body));
+    let body = alive(
+        items.map(move |item| framing.frame(&item)),
+        SILENCE,
+        move || {
+            framing.frame(&Keepalive {
+                kind: Keepalive::KIND,
+            })
+        },
+    );
+    let mut response = Response::new(Body::from_stream(body.map(Ok::<_, Infallible>)));
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -105,6 +144,19 @@ impl<H: Unpin> HttpBody for Holding<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_silent_stream_says_that_it_lives() {
+        let (sender, items) = futures::channel::mpsc::unbounded::<u8>();
+        // No silence is short enough to lose an item that is there.
+        let mut alive = Box::pin(alive(items, Duration::ZERO, || 0));
+        assert_eq!(alive.next().await, Some(0));
+        sender.unbounded_send(7).unwrap();
+        assert_eq!(alive.next().await, Some(7));
+        assert_eq!(alive.next().await, Some(0));
+        drop(sender);
+        assert_eq!(alive.next().await, None);
+    }
     use std::sync::Arc;
 
     #[tokio::test]

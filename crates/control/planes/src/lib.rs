@@ -3,4 +3,5 @@
 //! A plane translates: requests into operations of `forkd-sandboxes`, results and errors into responses. Each plane has
 //! its own routes and its own form of errors; none takes a decision about a sandbox.
 
+pub mod guest;
 pub mod rest;

@@ -49,6 +49,7 @@ impl Client {
         let request = EvalRequest {
             code: code.to_owned(),
             timeout_secs: None,
+            interpreter: None,
         };
         self.eval_with(id, &request).await
     }

@@ -11,6 +11,9 @@ use crate::Error;
 /// Longest accepted line in bytes. A longer one is an error, so that a broken peer cannot exhaust memory.
 const MAX_LINE: usize = 16 << 20;
 
+/// The line of a stream on which nothing happened for a while.
+const KEEPALIVE: &[u8] = br#"{"type":"keepalive"}"#;
+
 /// A stream of JSON objects, one per line.
 #[derive(Debug)]
 pub struct Frames<T> {
@@ -60,7 +63,7 @@ impl<T: DeserializeOwned> Frames<T> {
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
             let mut line: Vec<u8> = self.rest.drain(..=end).collect();
             line.pop();
-            if !line.is_empty() {
+            if !line.is_empty() && line != KEEPALIVE {
                 self.ready.push_back(line);
             }
         }

@@ -235,6 +235,7 @@ async fn background_processes_are_listed_attached_to_and_killed() {
         process: started.process,
         replay: true,
         stdin: true,
+        since: None,
         lossless: true,
     };
     let mut attached = other.attach(attach).await.unwrap();
@@ -264,6 +265,49 @@ async fn background_processes_are_listed_attached_to_and_killed() {
     );
     let gone = client.signal(sleeper.process, 15, true).await.unwrap_err();
     assert_eq!(gone.code(), Some(ErrorCode::Gone));
+}
+
+#[tokio::test]
+async fn input_comes_in_parts_and_output_goes_on_where_it_was_left() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let by = || forkd_agent_client::Deadline::within(std::time::Duration::from_secs(30));
+    let request = ExecRequest {
+        stdin: true,
+        ..sh("cat")
+    };
+    let started = client.start(request).await.unwrap();
+    for (text, eof) in [("one\n", false), ("two\n", false), ("three\n", true)] {
+        let part = client.input(started.process, eof).unwrap();
+        part.write(text.as_bytes(), by()).await.unwrap();
+        part.finish(by()).await.unwrap();
+    }
+    let done = client.wait(started.process).await.unwrap();
+    assert_eq!(done.status, ExitStatus::Code(0));
+    let since = forkd_guest_proto::OutputPosition {
+        stdout: 4,
+        stderr: 0,
+    };
+    let attach = AttachRequest {
+        process: started.process,
+        replay: true,
+        since: Some(since),
+        ..Default::default()
+    };
+    let mut attached = client.attach(attach).await.unwrap();
+    assert_eq!(attached.started().at, since);
+    let mut printed = Vec::new();
+    while let Some(Output::Stdout(bytes)) = attached.next_output().await.unwrap() {
+        printed.extend(bytes);
+    }
+    assert_eq!(printed, b"two\nthree\n");
+    // A process without input refuses it, and so does one that has ended.
+    let deaf = client.start(sh("sleep 1000")).await.unwrap();
+    for process in [deaf.process, started.process] {
+        let part = client.input(process, false).unwrap();
+        let refused = part.finish(by()).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::Gone), "{process}");
+    }
 }
 
 #[tokio::test]

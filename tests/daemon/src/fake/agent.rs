@@ -12,9 +12,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use forkd_guest_proto::{
     AGENT_PORT, AgentError, ClockRequest, ClockState, Control, Decoder, Entry, ErrorCode, Event,
     ExecRequest, ExecResult, ExitStatus, FileInfo, FileKind, Frame, FreezeReport, Hello,
-    IdentityReport, IdentityRequest, Kind, ListResult, Metrics, Outcome, Pong, QuiesceReport,
-    ReadResult, Request, ResourceUsage, Started, ThawReport, WriteResult, channel, feature, frame,
-    parse_request, window,
+    IdentityReport, IdentityRequest, Kind, ListResult, Metrics, Outcome, OutputPosition, Pong,
+    QuiesceReport, ReadResult, Request, ResourceUsage, Started, ThawReport, WriteResult, channel,
+    feature, frame, parse_request, window,
 };
 use forkd_vmm_proto::StopCause;
 use serde::Serialize;
@@ -321,6 +321,7 @@ impl Connection {
         let started = Started {
             process,
             pid: 1000 + process as u32,
+            at: OutputPosition::default(),
         };
         if request.background {
             return Ok(ok(started));

@@ -239,6 +239,7 @@ async fn background(agent: &Calls) -> anyhow::Result<()> {
         .attach(AttachRequest {
             process: started.process,
             replay: true,
+            since: None,
             stdin: true,
             lossless: true,
         })

@@ -76,6 +76,8 @@ pub fn complete(document: &mut OpenApi) {
         ];
         for (method, operation) in operations {
             if let Some(operation) = operation {
+                name_operation(path, operation);
+                name_items(path, operation);
                 name_parameters(operation);
                 let mut refusals: BTreeSet<(u16, C)> = codes(method, path, operation)
                     .into_iter()
@@ -125,6 +127,7 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         ("post", routes::SNAPSHOTS) => &[
             CUT,
             LAUNCH,
+            IDEMPOTENT,
             &[C::Forbidden, C::ImageNotFound, C::WrongState],
         ],
         ("get", routes::STATUS) => &[&[C::LaunchFailed]],
@@ -145,7 +148,7 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         ("delete", routes::SANDBOX) => &[OWNER],
         ("patch", routes::SANDBOX) => &[OWNER, &[C::Unsupported]],
         ("post", routes::BRANCH) => &[OWNER, CUT, IDEMPOTENT],
-        ("post", routes::FORK) => &[OWNER, CUT, LAUNCH],
+        ("post", routes::FORK) => &[OWNER, CUT, LAUNCH, IDEMPOTENT],
         ("post", routes::PAUSE | routes::RESUME) => &[OWNER],
         ("get", routes::LOGS) => &[&[C::FileNotFound]],
         ("post", routes::CHECKPOINTS) | ("delete", routes::CHECKPOINT) => &[
@@ -157,6 +160,7 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
             &[C::InvalidName, C::CheckpointNotFound],
             &[C::AgentUnreachable, C::AgentFailed],
         ],
+        (_, path) if path.contains("/interpreters") => &[&[C::FileNotFound]],
         (_, path) if path.contains("/files") => &[&[C::FileNotFound, C::NoSpace]],
         (_, path) if path.contains("/processes") => &[&[C::ProcessNotFound, C::FileNotFound]],
         (_, routes::EXEC | routes::EXEC_STREAM | routes::EVAL | routes::TERMINAL) => {
@@ -176,6 +180,34 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         ],
         _ => &[],
     }
+}
+
+/// Gives each operation an ID of its own: the fixed parts of the path and the name of its handler.
+fn name_operation(path: &str, operation: &mut Operation) {
+    let fixed = path
+        .split('/')
+        .filter(|part| !part.is_empty() && *part != "v1" && !part.starts_with('{'));
+    let mut id = fixed.collect::<Vec<_>>().join("_").replace('.', "_");
+    let handler = operation.operation_id.take().unwrap_or_default();
+    if !id.ends_with(&handler) {
+        id = format!("{id}_{handler}");
+    }
+    operation.operation_id = Some(id);
+}
+
+/// Names the type of the lines of a stream, which OpenAPI 3.1 cannot express.
+fn name_items(path: &str, operation: &mut Operation) {
+    let item = match path {
+        routes::EXEC_STREAM | routes::PROCESS_OUTPUT => "ExecFrame",
+        routes::FILES_WATCH => "FileChange",
+        routes::EVENTS => "EventInfo",
+        _ => return,
+    };
+    operation.extensions = Some(
+        utoipa::openapi::extensions::ExtensionsBuilder::new()
+            .add("x-ndjson-item", format!("#/components/schemas/{item}"))
+            .build(),
+    );
 }
 
 fn limit_labels(schema: &mut RefOr<Schema>) {
@@ -252,7 +284,10 @@ fn unusual(path: &str, operation: &Operation) -> Vec<(u16, C)> {
             unusual.push((400, C::LimitReached));
         }
         // The same request is still under way.
-        if matches!(path, routes::SANDBOXES | routes::BRANCH) {
+        if matches!(
+            path,
+            routes::SANDBOXES | routes::BRANCH | routes::FORK | routes::SNAPSHOTS
+        ) {
             unusual.push((409, C::Busy));
         }
     }

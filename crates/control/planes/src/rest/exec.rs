@@ -21,20 +21,20 @@ use tokio_stream::wrappers::ReceiverStream;
 use tracing::Instrument;
 
 use super::owned::OwnedSandbox;
+use crate::guest::exec::{self, Program, exit_code, not_started};
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::Body;
 use forkd_edge::stream::{Framing, respond};
 use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
+use forkd_sandboxes::sandbox::SandboxHandle;
 use forkd_sandboxes::trace::{self, TARGET};
 
 /// The most of each output that one answer holds.
 const MAX_OUTPUT: usize = 8 << 20;
 /// The longest a command may run.
 const MAX_TIMEOUT: u64 = 24 * 3600;
-/// The most arguments.
-const MAX_ARGS: usize = 4096;
 /// How long an eval may run unless the request says otherwise.
 const EVAL_TIMEOUT: u64 = 30;
 /// Frames that may wait for a slow reader.
@@ -77,48 +77,28 @@ fn numpy_version(found: &str) -> String {
     }
 }
 
-/// An exec as the agent takes it.
-pub fn guest_exec(request: &ExecRequest) -> Result<guest::ExecRequest, Failure> {
-    let bad = |message: String| Failure::new(ErrorCode::InvalidRequest, message);
-    if request.args.is_empty() || request.args.len() > MAX_ARGS {
-        return Err(bad(format!(
-            "args has 1 to {MAX_ARGS} entries: a program and its arguments"
-        )));
-    }
+/// A command as the agent takes it.
+pub fn guest_exec(
+    sandbox: &SandboxHandle,
+    request: &ExecRequest,
+) -> Result<guest::ExecRequest, Failure> {
     if !(1..=MAX_TIMEOUT).contains(&request.timeout_secs) {
-        return Err(bad(format!("timeout_secs is 1 to {MAX_TIMEOUT}")));
+        return Err(Failure::new(
+            ErrorCode::InvalidRequest,
+            format!("timeout_secs is 1 to {MAX_TIMEOUT}"),
+        ));
     }
-    let strings = request
-        .args
-        .iter()
-        .chain(request.env.keys())
-        .chain(request.env.values())
-        .chain(&request.cwd)
-        .chain(&request.user);
-    if strings.into_iter().any(|text| text.contains('\0')) {
-        return Err(bad("an argument holds a zero byte".into()));
-    }
+    let program = Program {
+        args: &request.args,
+        env: &request.env,
+        cwd: request.cwd.as_deref(),
+        user: request.user.as_deref(),
+    };
     Ok(guest::ExecRequest {
-        argv: request.args.clone(),
-        env: request
-            .env
-            .iter()
-            .map(|(k, v)| (k.clone(), Some(v.clone())))
-            .collect(),
-        cwd: request.cwd.clone(),
-        user: request.user.clone(),
         timeout_ms: Some(request.timeout_secs.saturating_mul(1000)),
         on_disconnect: guest::OnDisconnect::Kill,
-        ..guest::ExecRequest::default()
+        ..exec::wish(&program, &sandbox.record().env)?
     })
-}
-
-/// A command's status in the one number clients expect: negative is a signal.
-pub fn exit_code(status: guest::ExitStatus) -> i64 {
-    match status {
-        guest::ExitStatus::Code(code) => i64::from(code),
-        guest::ExitStatus::Signal(signal) => -i64::from(signal),
-    }
 }
 
 /// Runs a command to its end.
@@ -130,7 +110,7 @@ pub async fn exec(
     OwnedSandbox(sandbox): OwnedSandbox,
     Body(request): Body<ExecRequest>,
 ) -> Answer<Json<ExecResponse>> {
-    let wish = guest_exec(&request)?;
+    let wish = guest_exec(&sandbox, &request)?;
     let client = sandbox.agent().await?;
     let client = client.by(agent_limits::command(request.timeout_secs));
     let started = Instant::now();
@@ -162,25 +142,6 @@ pub async fn exec(
     }))
 }
 
-/// A program that cannot be run is an answer, not a failure of the daemon: the exit code that a shell gives, and
-/// the reason as what was written to stderr.
-pub fn not_started(
-    error: forkd_agent_client::Error,
-    args: &[String],
-) -> Result<(i64, String), Error> {
-    let program = args.first().map_or("", String::as_str);
-    match error {
-        forkd_agent_client::Error::Agent(refused)
-            if refused.code == guest::ErrorCode::ExecFailed =>
-        {
-            let missing = refused.errno == Some(rustix::io::Errno::NOENT.raw_os_error());
-            let code = if missing { 127 } else { 126 };
-            Ok((code, format!("{}\n", refused.message)))
-        }
-        error => Err(Error::agent(format!("{program:?} could not be run"))(error)),
-    }
-}
-
 /// The span has no arguments and no environment of the command: both may hold secrets.
 fn span(what: &str, id: &SandboxId) -> tracing::Span {
     tracing::info_span!(target: TARGET, "guest", otel.name = what, forkd.sandbox = %id)
@@ -198,7 +159,7 @@ pub async fn exec_stream(
     headers: HeaderMap,
     Body(request): Body<ExecRequest>,
 ) -> Answer<Response> {
-    let mut wish = guest_exec(&request)?;
+    let mut wish = guest_exec(&sandbox, &request)?;
     wish.stdin = request.stdin.is_some();
     let client = sandbox.agent().await?;
     let (frames, receiver) = mpsc::channel(FRAMES);
@@ -262,6 +223,7 @@ pub fn unstarted(error: forkd_agent_client::Error, args: &[String]) -> Vec<ExecF
             ExecFrame::Stderr {
                 text: Some(stderr),
                 base64: None,
+                offset: 0,
             },
             ExecFrame::Exit {
                 exit_code,
@@ -297,17 +259,36 @@ async fn forward_all(
     if frames.send(started).await.is_err() {
         return Ok(());
     }
+    let mut at = exec.started().at;
     while let Some(output) = exec.next_output().await? {
         let frame = match output {
             Output::Stdout(bytes) => {
+                let offset = advance(&mut at.stdout, bytes.len());
                 let (text, base64) = readable(bytes);
-                ExecFrame::Stdout { text, base64 }
+                ExecFrame::Stdout {
+                    text,
+                    base64,
+                    offset,
+                }
             }
             Output::Stderr(bytes) => {
+                let offset = advance(&mut at.stderr, bytes.len());
                 let (text, base64) = readable(bytes);
-                ExecFrame::Stderr { text, base64 }
+                ExecFrame::Stderr {
+                    text,
+                    base64,
+                    offset,
+                }
             }
-            Output::Lost(_) => continue,
+            Output::Lost { stderr, bytes } => {
+                let at = if stderr {
+                    &mut at.stderr
+                } else {
+                    &mut at.stdout
+                };
+                *at = at.saturating_add(bytes);
+                continue;
+            }
         };
         if frames.send(frame).await.is_err() {
             return Ok(());
@@ -320,6 +301,13 @@ async fn forward_all(
     };
     let _ = frames.send(frame).await;
     Ok(())
+}
+
+/// Moves a position forward and gives where it was.
+fn advance(at: &mut u64, count: usize) -> u64 {
+    let before = *at;
+    *at = at.saturating_add(count as u64);
+    before
 }
 
 /// Text where it is text, base64 where it is not.
@@ -355,6 +343,7 @@ pub async fn eval(
         .by(agent_limits::command(seconds))
         .eval(guest::EvalRequest {
             code: request.code,
+            interp: request.interpreter,
             timeout_ms: Some(seconds.saturating_mul(1000)),
             ..guest::EvalRequest::default()
         })

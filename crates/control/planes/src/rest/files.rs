@@ -8,7 +8,8 @@ use axum::http::HeaderMap;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forkd_api::{
-    ErrorCode, FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest, WriteResult,
+    AttributesRequest, FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest,
+    RenameRequest, WriteResult,
 };
 use forkd_guest_proto as guest;
 use futures::StreamExt;
@@ -16,16 +17,14 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::owned::OwnedSandbox;
-use forkd_edge::errors::{Answer, Failure};
+use super::range;
+use crate::guest::archive;
+use crate::guest::files::{self, checked};
+use forkd_edge::errors::Answer;
 use forkd_edge::extract::{Body, Chunks, Params};
 use forkd_edge::stream::{Framing, respond};
 use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
-
-/// The longest path.
-const MAX_PATH: usize = 4096;
-/// The most entries of one listing.
-const MAX_ENTRIES: u64 = 10_000;
 
 /// The file of a request.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -60,33 +59,30 @@ pub struct RemoveParams {
     recursive: bool,
 }
 
-fn checked(path: String) -> Result<String, Failure> {
-    if path.starts_with('/') && path.len() <= MAX_PATH && !path.contains('\0') {
-        Ok(path)
-    } else {
-        Err(Failure::new(
-            ErrorCode::InvalidRequest,
-            format!("path must be an absolute path of at most {MAX_PATH} bytes"),
-        ))
-    }
-}
-
 /// Reads a file.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files", tag = "guest",
-    params(("id" = String, Path, description = "The sandbox"), FileParams), responses(
-    (status = 200, description = "Its content", body = String, content_type = "application/octet-stream")
+    params(("id" = String, Path, description = "The sandbox"), FileParams,
+        ("range" = Option<String>, Header, description = "`bytes=FIRST-LAST` or `bytes=FIRST-`; other forms are ignored")), responses(
+    (status = 200, description = "Its content", body = String, content_type = "application/octet-stream"),
+    (status = 206, description = "The part that `range` asks for", body = String, content_type = "application/octet-stream")
 ))]
 pub async fn read(
     OwnedSandbox(sandbox): OwnedSandbox,
     Params(params): Params<FileParams>,
+    headers: HeaderMap,
 ) -> Answer<Response> {
     let path = checked(params.path)?;
+    let range = headers
+        .get(header::RANGE)
+        .and_then(|value| value.to_str().ok());
+    let range = range.and_then(range::parse);
     let client = sandbox.agent().await?;
     let reader = client
         .by(agent_limits::start())
         .read(guest::ReadRequest {
             path: path.clone(),
-            ..guest::ReadRequest::default()
+            offset: range.map_or(0, |range| range.first),
+            len: range.and_then(|range| range.len()),
         })
         .await
         .map_err(Error::agent(format!("{path} cannot be read")))?;
@@ -110,6 +106,10 @@ pub async fn read(
     // What the kernel makes up as it is read has no size to speak of.
     if regular && size > 0 {
         headers.insert("x-file-size", size.into());
+        if let Some(text) = range.and_then(|range| range.describe(size)) {
+            headers.insert(header::CONTENT_RANGE, text);
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        }
     }
     Ok(response)
 }
@@ -126,19 +126,7 @@ pub async fn write(
     mut body: Chunks,
 ) -> Answer<Json<WriteResult>> {
     let path = checked(params.path)?;
-    let mode = params
-        .mode
-        .map(|text| {
-            u32::from_str_radix(&text, 8)
-                .ok()
-                .filter(|mode| *mode <= 0o7777)
-        })
-        .map(|mode| {
-            mode.ok_or_else(|| {
-                Failure::new(ErrorCode::InvalidRequest, "mode is octal, such as 755")
-            })
-        })
-        .transpose()?;
+    let mode = params.mode.as_deref().map(files::mode).transpose()?;
     let client = sandbox.agent().await?;
     let failed = || Error::agent(format!("{path} cannot be written"));
     let mut writer = client
@@ -195,32 +183,139 @@ pub async fn list(
 ) -> Answer<Json<Vec<FileEntry>>> {
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let (entries, _) = client
-        .by(agent_limits::answer())
-        .list(guest::ListRequest {
-            path: path.clone(),
-            depth: 1,
-            limit: Some(MAX_ENTRIES),
-        })
-        .await
-        .map_err(Error::agent(format!("{path} cannot be listed")))?;
+    let entries = files::list(&client, &path, 1).await?;
     let mut shown: Vec<FileEntry> = entries
         .into_iter()
-        .map(|entry| FileEntry {
-            name: entry.path,
-            kind: match entry.info.kind {
-                guest::FileKind::File => FileKind::File,
-                guest::FileKind::Directory => FileKind::Dir,
-                guest::FileKind::Symlink => FileKind::Symlink,
-                guest::FileKind::Other => FileKind::Other,
-            },
-            size: entry.info.size,
-            mode: entry.info.mode,
-            modified_unix: entry.info.modified_unix_ms / 1000,
-        })
+        .map(|entry| shown(entry.path, entry.info))
         .collect();
     shown.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(Json(shown))
+}
+
+fn shown(name: String, info: guest::FileInfo) -> FileEntry {
+    FileEntry {
+        name,
+        kind: match info.kind {
+            guest::FileKind::File => FileKind::File,
+            guest::FileKind::Directory => FileKind::Dir,
+            guest::FileKind::Symlink => FileKind::Symlink,
+            guest::FileKind::Other => FileKind::Other,
+        },
+        size: info.size,
+        mode: info.mode,
+        modified_unix: info.modified_unix_ms / 1000,
+        owner: info.user.unwrap_or_else(|| info.uid.to_string()),
+        group: info.group.unwrap_or_else(|| info.gid.to_string()),
+        symlink_target: info.target,
+    }
+}
+
+/// The attributes of one path. A symbolic link is described itself, not its target.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files/stat", tag = "guest",
+    params(("id" = String, Path, description = "The sandbox"), FileParams), responses(
+    (status = 200, description = "Its attributes", body = FileEntry)
+))]
+pub async fn stat(
+    OwnedSandbox(sandbox): OwnedSandbox,
+    Params(params): Params<FileParams>,
+) -> Answer<Json<FileEntry>> {
+    let path = checked(params.path)?;
+    let info = files::stat(&sandbox.agent().await?, &path, true).await?;
+    Ok(Json(shown(path, info)))
+}
+
+/// Renames a file or directory.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/files/rename", tag = "guest", request_body = RenameRequest,
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 204, description = "It has the new path")
+))]
+pub async fn rename(
+    OwnedSandbox(sandbox): OwnedSandbox,
+    Body(request): Body<RenameRequest>,
+) -> Answer<StatusCode> {
+    let (from, to) = (checked(request.from)?, checked(request.to)?);
+    let client = sandbox.agent().await?;
+    client
+        .by(agent_limits::answer())
+        .rename(guest::RenameRequest {
+            from: from.clone(),
+            to,
+            no_replace: !request.replace,
+        })
+        .await
+        .map_err(Error::agent(format!("{from} cannot be renamed")))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes permissions or owner.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/files/attributes", tag = "guest", request_body = AttributesRequest,
+    params(("id" = String, Path, description = "The sandbox")), responses(
+    (status = 204, description = "They are changed")
+))]
+pub async fn attributes(
+    OwnedSandbox(sandbox): OwnedSandbox,
+    Body(request): Body<AttributesRequest>,
+) -> Answer<StatusCode> {
+    let path = checked(request.path)?;
+    let mode = request.mode.as_deref().map(files::mode).transpose()?;
+    let client = sandbox.agent().await?;
+    client
+        .by(agent_limits::answer())
+        .set_attr(guest::SetAttrRequest {
+            path: path.clone(),
+            mode,
+            owner: request.owner,
+        })
+        .await
+        .map_err(Error::agent(format!("{path} cannot be changed")))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Packs the content of a directory as a tar archive; the guest needs `tar`.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files/archive", tag = "guest",
+    params(("id" = String, Path, description = "The sandbox"), FileParams), responses(
+    (status = 200, description = "The archive; a body that breaks off is not whole", body = String, content_type = "application/x-tar")
+))]
+pub async fn pack(
+    OwnedSandbox(sandbox): OwnedSandbox,
+    Params(params): Params<FileParams>,
+) -> Answer<Response> {
+    let path = checked(params.path)?;
+    let packing = archive::pack(&sandbox.agent().await?, &path).await?;
+    let content = futures::stream::unfold(Some(packing), |packing| async move {
+        let mut packing = packing?;
+        match packing.next().await {
+            Ok(Some(bytes)) => Some((Ok(Bytes::from(bytes)), Some(packing))),
+            Ok(None) => None,
+            Err(error) => Some((Err(std::io::Error::other(error)), None)),
+        }
+    });
+    let mut response = RawBody::from_stream(content).into_response();
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("application/x-tar"),
+    );
+    Ok(response)
+}
+
+/// Unpacks a tar archive into a directory, which is made if it is missing; the guest needs `tar`.
+#[utoipa::path(put, path = "/v1/sandboxes/{id}/files/archive", tag = "guest",
+    params(("id" = String, Path, description = "The sandbox"), FileParams),
+    request_body(content = String, content_type = "application/x-tar"), responses(
+    (status = 204, description = "It is unpacked")
+))]
+pub async fn unpack(
+    OwnedSandbox(sandbox): OwnedSandbox,
+    Params(params): Params<FileParams>,
+    mut body: Chunks,
+) -> Answer<StatusCode> {
+    let path = checked(params.path)?;
+    let mut unpacking = archive::unpack(&sandbox.agent().await?, &path).await?;
+    while let Some(chunk) = body.next().await? {
+        unpacking.write(&chunk).await?;
+    }
+    unpacking.finish().await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Makes a directory and its parents.

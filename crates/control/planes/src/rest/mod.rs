@@ -8,8 +8,11 @@ mod document;
 mod events;
 mod exec;
 mod files;
+mod interpreters;
 mod owned;
 mod processes;
+mod proxy;
+mod range;
 mod sandboxes;
 mod snapshots;
 mod stats;
@@ -119,9 +122,19 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(terminal::terminal))
         .routes(routes!(processes::list, processes::start))
         .routes(routes!(processes::signal))
+        .routes(routes!(processes::stdin))
+        .routes(routes!(processes::resize))
         .routes(routes!(processes::output))
+        .routes(routes!(interpreters::list, interpreters::start))
+        .routes(routes!(interpreters::stop))
+        .routes(routes!(interpreters::restart))
+        .routes(routes!(interpreters::interrupt))
         .routes(routes!(files::read, files::write, files::remove))
         .routes(routes!(files::list))
+        .routes(routes!(files::stat))
+        .routes(routes!(files::rename))
+        .routes(routes!(files::attributes))
+        .routes(routes!(files::pack, files::unpack))
         .routes(routes!(files::mkdir))
         .routes(routes!(files::watch))
         .routes(routes!(events::events))
@@ -163,6 +176,15 @@ pub fn router(app: Arc<App>, tokens: Arc<Tokens>) -> Router {
                     document.as_ref().clone(),
                 )
             }),
+        )
+        .route(forkd_api::routes::PROXY, axum::routing::any(proxy::proxy))
+        .route(
+            forkd_api::routes::PROXY_ROOT,
+            axum::routing::any(proxy::proxy),
+        )
+        .route(
+            forkd_api::routes::PROXY_PATH,
+            axum::routing::any(proxy::proxy),
         )
         .with_state(app)
         .layer(axum::Extension(health))

@@ -26,7 +26,6 @@ use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{self, Branched, parse_tag};
 use forkd_sandboxes::ops::spawn::{self, CreateRequest};
 use forkd_sandboxes::sandbox::{Ask, Changes, SandboxHandle};
-use forkd_sandboxes::trace;
 
 /// The most labels one object has.
 pub const MAX_LABELS: usize = 32;
@@ -34,6 +33,10 @@ pub const MAX_LABELS: usize = 32;
 pub const MAX_LABEL_KEY: usize = 64;
 /// The longest value of a label.
 pub const MAX_LABEL_VALUE: usize = 256;
+/// The most variables of an environment, and entries of metadata.
+const MAX_ENV: usize = 256;
+/// The most bytes of an environment, and of metadata.
+const MAX_MAP_BYTES: usize = 64 << 10;
 /// The most entries of one page.
 const MAX_PAGE: usize = 1000;
 /// The most of a console that is sent at once.
@@ -57,6 +60,40 @@ pub fn checked_labels(
         ));
     }
     Ok(labels)
+}
+
+fn bytes(map: &BTreeMap<String, String>) -> usize {
+    map.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
+/// An environment as it may be.
+pub fn checked_env(env: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Failure> {
+    let names = env
+        .keys()
+        .all(|key| !key.is_empty() && !key.contains(['=', '\0']));
+    let values = env.values().all(|value| !value.contains('\0'));
+    if names && values && env.len() <= MAX_ENV && bytes(&env) <= MAX_MAP_BYTES {
+        return Ok(env);
+    }
+    Err(Failure::new(
+        ErrorCode::InvalidRequest,
+        format!(
+            "env has at most {MAX_ENV} variables and {MAX_MAP_BYTES} bytes; a name is not empty and holds no \"=\""
+        ),
+    ))
+}
+
+/// Metadata as it may be.
+pub fn checked_metadata(
+    metadata: BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>, Failure> {
+    if metadata.len() <= MAX_ENV && bytes(&metadata) <= MAX_MAP_BYTES {
+        return Ok(metadata);
+    }
+    Err(Failure::new(
+        ErrorCode::InvalidRequest,
+        format!("metadata has at most {MAX_ENV} entries and {MAX_MAP_BYTES} bytes"),
+    ))
 }
 
 /// Refuses numbers out of range. A limit that this host cannot keep is refused when the first process is taken.
@@ -184,6 +221,8 @@ pub async fn start(
         memory_limit_mib: limits.memory_mib,
         limits: limits.into(),
         labels: checked_labels(request.labels.clone())?,
+        env: checked_env(request.env.clone())?,
+        metadata: checked_metadata(request.metadata.clone())?,
         workspace: None,
         id: None,
     };
@@ -285,28 +324,37 @@ pub async fn branch(
     idempotency::once(&app.db, &actor, &headers, &what, &request, work).await
 }
 
-/// Forks a running sandbox into live children without naming a snapshot.
+/// Forks a running sandbox into live children without naming a snapshot. Children have the environment and the metadata
+/// of their source.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = ForkRequest,
-    params(("id" = String, Path, description = "Its id")), responses(
+    params(("id" = String, Path, description = "Its id"),
+        ("idempotency-key" = Option<String>, Header, min_length = 1, max_length = 128, description = "Makes a repeated request harmless")), responses(
     (status = 201, description = "The children", body = Vec<SandboxInfo>)
 ))]
 pub async fn fork(
     State(app): State<Arc<App>>,
     actor: Actor,
     OwnedSandbox(sandbox): OwnedSandbox,
+    headers: HeaderMap,
     Body(request): Body<ForkRequest>,
-) -> Answer<(StatusCode, Json<Vec<SandboxInfo>>)> {
+) -> Answer<Response> {
     let wish = forkd_sandboxes::ops::fork::Fork {
         count: checked_count(request.n)?,
-        owner: actor.owner,
+        owner: actor.owner.clone(),
         expires_at_unix: expiry(&app, request.timeout_secs)?,
-        labels: checked_labels(request.labels)?,
+        labels: checked_labels(request.labels.clone())?,
         freeze: request.freeze,
     };
     let id = sandbox.id.clone();
-    let work = trace::spawn(async move { forkd_sandboxes::ops::fork::fork(&app, &id, wish).await });
-    let infos = work.await.map_err(|_| Error::Task)??;
-    Ok((StatusCode::CREATED, Json(infos)))
+    let what = format!("fork {id}");
+    let work = {
+        let app = Arc::clone(&app);
+        async move {
+            let infos = forkd_sandboxes::ops::fork::fork(&app, &id, wish).await?;
+            Ok((StatusCode::CREATED, serde_json::to_value(infos)))
+        }
+    };
+    idempotency::once(&app.db, &actor, &headers, &what, &request, work).await
 }
 
 /// Stops a sandbox's vCPUs.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
 use forkd_api::{
     CompactRequest, CreateSnapshot, ErrorCode, FsckReport, ImageInfo, SnapshotDetail, SnapshotInfo,
     StoreUsage, UpdateSnapshot,
@@ -23,6 +24,7 @@ use super::sandboxes::checked_labels;
 use forkd_edge::auth::Actor;
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::{Body, Params};
+use forkd_edge::idempotency;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{claim, parse_tag};
@@ -64,39 +66,51 @@ fn shown_to(app: &App, actor: &Actor, mut info: SnapshotInfo) -> Option<Snapshot
 }
 
 /// Boots a parent, warms it up and freezes it.
-#[utoipa::path(post, path = "/v1/snapshots", tag = "snapshots", request_body = CreateSnapshot, responses(
+#[utoipa::path(post, path = "/v1/snapshots", tag = "snapshots", request_body = CreateSnapshot,
+    params(("idempotency-key" = Option<String>, Header, min_length = 1, max_length = 128, description = "Makes a repeated request harmless")), responses(
     (status = 201, description = "The snapshot is durable", body = SnapshotInfo),
     (status = 202, description = "It is being made; asked for with \"wait\": false", body = SnapshotInfo)
 ))]
 pub async fn create(
     State(app): State<Arc<App>>,
     actor: Actor,
+    headers: HeaderMap,
     Body(request): Body<CreateSnapshot>,
-) -> Answer<(StatusCode, Json<SnapshotInfo>)> {
+) -> Answer<Response> {
     let tag = parse_tag(&request.tag)?;
     check_files(&actor, &request)?;
     let wait = request.wait;
-    let wish = build_request(request, &actor)?;
-    let claimed = claim(&app, &tag, &actor.owner, None).await?;
+    let wish = build_request(request.clone(), &actor)?;
+    let owner = actor.owner.clone();
     let work = {
         let app = Arc::clone(&app);
+        async move {
+            let (status, info) = make(&app, tag, owner, wish, wait).await?;
+            Ok((status, serde_json::to_value(info)))
+        }
+    };
+    idempotency::once(&app.db, &actor, &headers, "build", &request, work).await
+}
+
+async fn make(
+    app: &Arc<App>,
+    tag: Tag,
+    owner: String,
+    wish: BuildRequest,
+    wait: bool,
+) -> Result<(StatusCode, SnapshotInfo), Error> {
+    let claimed = claim(app, &tag, &owner, None).await?;
+    let work = {
+        let app = Arc::clone(app);
         // A task of its own: a client that goes away does not leave a parent half built.
         trace::spawn(async move { build::build(&app, wish, claimed).await })
     };
-    if wait {
-        let info = work.await.map_err(|_| Error::Task)??;
-        return Ok((StatusCode::CREATED, Json(info)));
+    if !wait && let Some(writing) = app.writing.get(&tag) {
+        let info = snapshots::writing_info(app, &tag, &writing);
+        return Ok((StatusCode::ACCEPTED, info));
     }
-    match app.writing.get(&tag) {
-        Some(writing) => {
-            let info = snapshots::writing_info(&app, &tag, &writing);
-            Ok((StatusCode::ACCEPTED, Json(info)))
-        }
-        None => Ok((
-            StatusCode::CREATED,
-            Json(work.await.map_err(|_| Error::Task)??),
-        )),
-    }
+    let info = work.await.map_err(|_| Error::Task)??;
+    Ok((StatusCode::CREATED, info))
 }
 
 /// A file of the host may hold what belongs to others: the disk of another snapshot, or the state database.

@@ -3,6 +3,7 @@
 //! The program is killed when the client disconnects. A program that does not read its input does not hold up its
 //! output.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
@@ -11,8 +12,8 @@ use forkd_agent_client::{Client, Exec, Output};
 use forkd_api::{ErrorCode, ExecFrame, TerminalInput, TerminalStart};
 use forkd_guest_proto as guest;
 
-use super::exec::{exit_code, not_started};
 use super::owned::OwnedSandbox;
+use crate::guest::exec::{environment, exit_code, not_started};
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::Held;
 use forkd_sandboxes::agent_limits;
@@ -51,7 +52,12 @@ pub async fn terminal(
         .on_upgrade(async move |socket| {
             // A session counts as a request until it ends.
             let _held = held;
-            let mut session = Session { socket, client };
+            let env = sandbox.record().env;
+            let mut session = Session {
+                socket,
+                client,
+                env,
+            };
             if let Err(error) = session.run().await {
                 let frame = ExecFrame::Error {
                     error: error.chain(),
@@ -66,6 +72,8 @@ pub async fn terminal(
 struct Session {
     socket: WebSocket,
     client: Client,
+    /// The environment of the sandbox.
+    env: BTreeMap<String, String>,
 }
 
 /// The next item of either direction.
@@ -81,7 +89,7 @@ impl Session {
         };
         let args = start.args.clone();
         let client = self.client.by(agent_limits::start());
-        let mut exec = match client.exec(wish(start)).await {
+        let mut exec = match client.exec(wish(start, &self.env)).await {
             Ok(exec) => exec,
             Err(error) => return self.not_started(error, &args).await,
         };
@@ -197,7 +205,7 @@ async fn send_output(socket: &mut WebSocket, output: Output) -> Result<(), Error
     let (channel, bytes) = match output {
         Output::Stdout(bytes) => (1, bytes),
         Output::Stderr(bytes) => (2, bytes),
-        Output::Lost(_) => return Ok(()),
+        Output::Lost { .. } => return Ok(()),
     };
     let mut message = Vec::with_capacity(bytes.len() + 1);
     message.push(channel);
@@ -223,7 +231,7 @@ fn input(exec: &Exec, text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn wish(start: TerminalStart) -> guest::ExecRequest {
+fn wish(start: TerminalStart, of_sandbox: &BTreeMap<String, String>) -> guest::ExecRequest {
     let pty = match (start.rows, start.cols) {
         (None, None) => None,
         (rows, cols) => Some(guest::PtySize {
@@ -235,7 +243,7 @@ fn wish(start: TerminalStart) -> guest::ExecRequest {
     guest::ExecRequest {
         shell: start.args.is_empty().then(|| shell.to_owned()),
         argv: start.args,
-        env: start.env.into_iter().map(|(k, v)| (k, Some(v))).collect(),
+        env: environment(of_sandbox, &start.env),
         cwd: start.cwd,
         user: start.user,
         stdin: true,

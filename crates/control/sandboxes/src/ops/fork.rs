@@ -45,6 +45,8 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         memory_limit_mib: record.memory_limit_mib,
         limits: record.limits,
         labels: fork.labels,
+        env: record.env,
+        metadata: record.metadata,
         workspace: None,
         id: None,
     };

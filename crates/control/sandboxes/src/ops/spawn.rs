@@ -42,6 +42,10 @@ pub struct CreateRequest {
     /// The other limits on host resources.
     pub limits: HostLimits,
     pub labels: BTreeMap<String, String>,
+    /// Environment of every program that is started through an API.
+    pub env: BTreeMap<String, String>,
+    /// Free data of the client.
+    pub metadata: BTreeMap<String, String>,
     /// The workspace it is for.
     pub workspace: Option<String>,
     /// Use this ID; only with one child.
@@ -219,6 +223,8 @@ fn record(
         memory_limit_mib: request.memory_limit_mib,
         limits: request.limits,
         labels: request.labels.clone(),
+        env: request.env.clone(),
+        metadata: request.metadata.clone(),
         workspace: request.workspace.clone(),
         hostname: None,
         ready_us: None,

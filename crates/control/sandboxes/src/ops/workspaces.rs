@@ -189,6 +189,8 @@ async fn start(app: &Arc<App>, record: &mut WorkspaceRecord, tag: Tag) -> Result
         memory_limit_mib: record.memory_limit_mib,
         limits: HostLimits::default(),
         labels: BTreeMap::new(),
+        env: BTreeMap::new(),
+        metadata: BTreeMap::new(),
         workspace: Some(record.name.to_string()),
         id: record.sandbox.clone(),
     };

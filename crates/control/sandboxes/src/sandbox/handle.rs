@@ -176,6 +176,7 @@ impl SandboxHandle {
             hostname: record.hostname.clone(),
             workspace: record.workspace.clone(),
             labels: record.labels.clone(),
+            metadata: record.metadata.clone(),
             owner: record.owner.clone(),
         }
     }

@@ -78,6 +78,12 @@ pub struct SandboxRecord {
     pub limits: HostLimits,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Environment of every program that is started through an API.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Free data of the client.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
     /// The workspace it belongs to.
     #[serde(default)]
     pub workspace: Option<String>,
@@ -214,6 +220,8 @@ impl SandboxRecord {
             memory_limit_mib: None,
             limits: HostLimits::default(),
             labels: BTreeMap::new(),
+            env: BTreeMap::new(),
+            metadata: BTreeMap::new(),
             workspace: None,
             hostname: None,
             ready_us: None,

@@ -11,6 +11,7 @@ use crate::ui::Ui;
 pub fn run(args: &EvalArgs, ui: &Ui) -> CliResult {
     let client = connect(&args.daemon)?;
     let request = EvalRequest {
+        interpreter: None,
         code: args.code.join(" "),
         timeout_secs: args.timeout_secs,
     };

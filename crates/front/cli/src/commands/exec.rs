@@ -111,9 +111,9 @@ pub async fn stream(client: &Client, id: &str, request: &ExecRequest) -> CliResu
     let mut frames = client.exec_stream(id, request).await.map_err(failed)?;
     while let Some(frame) = frames.next().await.map_err(failed)? {
         match frame {
-            ExecFrame::Started { .. } => {}
-            ExecFrame::Stdout { text, base64 } => write(&mut std::io::stdout(), text, base64)?,
-            ExecFrame::Stderr { text, base64 } => write(&mut std::io::stderr(), text, base64)?,
+            ExecFrame::Started { .. } | ExecFrame::Keepalive => {}
+            ExecFrame::Stdout { text, base64, .. } => write(&mut std::io::stdout(), text, base64)?,
+            ExecFrame::Stderr { text, base64, .. } => write(&mut std::io::stderr(), text, base64)?,
             ExecFrame::Exit {
                 exit_code,
                 timed_out,

@@ -25,6 +25,7 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         wait: true,
         timeout_secs: args.timeout.map(|time| whole_seconds(*time)),
         labels: args.labels.into_iter().collect(),
+        ..CreateSandboxes::default()
     };
     block_on(async {
         let children = start(&client, args.sandbox.as_deref(), request).await?;

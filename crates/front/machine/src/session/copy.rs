@@ -162,7 +162,7 @@ impl Session {
                     packed.write_all(&bytes).await.map_err(file("write", to))?;
                 }
                 Output::Stderr(bytes) => complaint.extend(bytes),
-                Output::Lost(_) => {}
+                Output::Lost { .. } => {}
             }
         }
         let result = exec.wait().await.map_err(agent_error(action()))?;

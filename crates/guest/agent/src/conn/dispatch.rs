@@ -49,6 +49,7 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::Exec(exec) => ok(process::exec(agent, stream, &exec).await),
         Request::Processes => ok(Ok(agent.processes.list())),
         Request::Attach(attach) => ok(process::attach(agent, stream, &attach).await),
+        Request::Input(input) => ok(process::input(agent, stream, input).await),
         Request::Signal(signal) => ok(agent.processes.signal(&signal)),
         Request::Wait { process } => ok(process::wait(agent, process).await),
         Request::Forget { process } => ok(agent.processes.forget(process)),

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use forkd_guest_proto::{
-    AgentError, AttachRequest, Control, ErrorCode, Event, ExecRequest, ExecResult, OnDisconnect,
-    ProcessId, Started, channel, frame::DATA_CHUNK,
+    AgentError, AttachRequest, Control, ErrorCode, Event, ExecRequest, ExecResult, InputRequest,
+    OnDisconnect, OutputPosition, ProcessId, Started, channel, frame::DATA_CHUNK,
 };
 
 use super::log::{Follower, Read};
@@ -64,16 +64,52 @@ pub async fn attach(
 ) -> Result<ExecResult, AgentError> {
     let process = agent.processes.get(request.process)?;
     let lossless = request.lossless;
-    let out = process.stdout.follow(request.replay, lossless);
+    let since = match request.replay {
+        true => request.since.unwrap_or_default(),
+        false => OutputPosition {
+            stdout: u64::MAX,
+            stderr: u64::MAX,
+        },
+    };
+    let out = process.stdout.follow_since(since.stdout, lossless);
     let err = process
         .stderr
         .as_ref()
-        .map(|log| log.follow(request.replay, lossless));
+        .map(|log| log.follow_since(since.stderr, lossless));
+    let at = OutputPosition {
+        stdout: out.at(),
+        stderr: err.as_ref().map_or(0, Follower::at),
+    };
     stream
-        .send_event(&Event::Started(process.started()))
+        .send_event(&Event::Started(Started {
+            at,
+            ..process.started()
+        }))
         .await
         .map_err(error::closed)?;
     join(stream, &process, out, err, request.stdin).await
+}
+
+/// Writes the stream's input to a process, and closes its standard input if asked.
+pub async fn input(
+    agent: &Agent,
+    stream: &Stream,
+    request: InputRequest,
+) -> Result<(), AgentError> {
+    let process = agent.processes.get(request.process)?;
+    let closed = || AgentError::new(ErrorCode::Gone, "the process takes no input");
+    let mut stdin = process.stdin().ok_or_else(closed)?;
+    while let Some(bytes) = stream.receive().await {
+        if pump::write_all(&stdin, &bytes).await.is_err() {
+            process.close_stdin();
+            return Err(closed());
+        }
+        stdin = process.stdin().ok_or_else(closed)?;
+    }
+    if request.eof && stream.input_is_complete() {
+        end_input(&process).await;
+    }
+    Ok(())
 }
 
 /// Waits for the end of a process.
@@ -168,9 +204,12 @@ async fn feed(stream: &Stream, process: &Process) {
             process.close_stdin();
         }
     }
-    if !stream.input_is_complete() {
-        return;
+    if stream.input_is_complete() {
+        end_input(process).await;
     }
+}
+
+async fn end_input(process: &Process) {
     if !process.pty {
         process.close_stdin();
     } else if let Some(stdin) = process.stdin() {

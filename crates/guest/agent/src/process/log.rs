@@ -109,11 +109,13 @@ impl Log {
 
     /// Begins to follow: from the oldest kept byte, or from what comes next.
     pub fn follow(self: &Rc<Self>, replay: bool, lossless: bool) -> Follower {
-        let at = if replay {
-            self.start.get()
-        } else {
-            self.total()
-        };
+        let since = if replay { 0 } else { u64::MAX };
+        self.follow_since(since, lossless)
+    }
+
+    /// Begins to follow at a position, as near as what is kept allows.
+    pub fn follow_since(self: &Rc<Self>, since: u64, lossless: bool) -> Follower {
+        let at = since.clamp(self.start.get(), self.total());
         let position = Rc::new(Position {
             at: Cell::new(at),
             lossless,
@@ -133,6 +135,11 @@ pub struct Follower {
 }
 
 impl Follower {
+    /// Where the next byte stands in the whole output.
+    pub fn at(&self) -> u64 {
+        self.position.at.get()
+    }
+
     /// Waits until there is something to read, or nothing will come.
     pub async fn ready(&self) {
         while !self.log.ended.get() && self.position.at.get() >= self.log.total() {

@@ -10,7 +10,7 @@ mod supervise;
 mod table;
 pub mod users;
 
-pub use follow::{attach, exec, start, wait};
+pub use follow::{attach, exec, input, start, wait};
 pub use log::{Follower, Log, Read};
 pub use pump::Gone;
 pub use reaper::Reaper;

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forkd_guest_proto::{
-    AgentError, ErrorCode, ExecRequest, ExecResult, ProcessId, ProcessInfo, ProcessState,
-    SignalRequest, Started,
+    AgentError, ErrorCode, ExecRequest, ExecResult, OutputPosition, ProcessId, ProcessInfo,
+    ProcessState, SignalRequest, Started,
 };
 use rustix::process::{Pid, Signal};
 use tokio::io::unix::AsyncFd;
@@ -180,6 +180,7 @@ impl Process {
         Started {
             process: self.id,
             pid: self.pid,
+            at: OutputPosition::default(),
         }
     }
 

@@ -121,7 +121,7 @@ async fn pass_on(mut exec: Exec) -> CliResult {
                 stderr.write_all(&bytes).await?;
                 stderr.flush().await?;
             }
-            Output::Lost(bytes) => {
+            Output::Lost { bytes, .. } => {
                 return Err(CliError::from(anyhow::anyhow!(
                     "{bytes} bytes of output were lost"
                 )));

@@ -4,20 +4,6 @@
 
 clients=$root/tests/e2e/clients
 
-# A Python environment with the published clients, created once. Its name contains the versions.
-clients_python() {
-    local wanted=("$@") venv
-    venv=$cache/venv/$(printf '%s\n' "$(python3 --version)" "${wanted[@]}" | sha256sum | cut -c1-16)
-    if [ ! -e "$venv/done" ]; then
-        say "    installing ${wanted[*]}"
-        rm -rf "$venv"
-        python3 -m venv "$venv" >&2
-        "$venv/bin/pip" install -q --disable-pip-version-check "${wanted[@]}" >&2
-        touch "$venv/done"
-    fi
-    printf '%s' "$venv/bin/python"
-}
-
 # Copies kernel, initramfs and image to the daemon's data directory. The scenarios use the same files.
 provide_daemon() {
     ask_machine sh -c "cd $inside && mkdir -p ../kernels ../images/python-numpy &&
@@ -102,6 +88,9 @@ systemd_case() {
     ask_machine rm -rf "$at"
 }
 
+# Runs the scenario that all clients share. `python` is the interpreter of the SDK.
+in_python_sdk() { PYTHONPATH=$root/sdk/python/src "$python" "$clients/scenario.py" "$root/sdk/conformance/scenario.json" "$@"; }
+
 # A soak uses larger counts.
 daemon_cases() {
     local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20
@@ -119,6 +108,13 @@ daemon_cases() {
     "$bin/forkd" run --image python-numpy -- true </dev/null >&2
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
+    python=$(clients_python "${python_sdk[@]}")
+    daemon_case "daemon: one scenario, blocking Python" in_python_sdk "$url" "$tag" sync
+    daemon_case "daemon: one scenario, asynchronous Python" in_python_sdk "$url" "$tag" async
+    daemon_case "daemon: one scenario, command line" in_python_sdk "$url" "$tag" cli "$bin/forkd"
+    build_typescript_sdk
+    daemon_case "daemon: one scenario, TypeScript" node "$clients/scenario.mjs" "$root/sdk/typescript/dist/esm/index.js" \
+        "$root/sdk/conformance/scenario.json" "$url" "$tag"
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py

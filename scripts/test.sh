@@ -94,6 +94,7 @@ fi
 # One call: programs and tests wait for the same crates, and none is compiled twice.
 step "build" scripts/build.sh --tests "${programs[@]}"
 step "unit tests" unit_tests_beside_images
+step "tests of the SDKs" scripts/sdk-tests.sh
 # Running the tests leaves an agent of their own in the place of the one for guests; everything else is built.
 step "programs for guests" scripts/build.sh "${programs[@]}"
 step "tests with real guests" guest_tests || status=$?

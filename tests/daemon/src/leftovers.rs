@@ -9,6 +9,8 @@ pub struct Leftovers {
     pub files: Vec<PathBuf>,
     /// Process ids of VMMs.
     pub vmms: Vec<u32>,
+    /// Files in memory, and files without a name, that `forkd-spawn` keeps.
+    pub kept: Vec<PathBuf>,
 }
 
 impl Leftovers {
@@ -24,6 +26,7 @@ impl Leftovers {
         Self {
             files,
             vmms: processes(&programs.join("forkd-vmm")),
+            kept: kept(&programs.join("forkd-spawn")),
         }
     }
 }
@@ -36,6 +39,21 @@ pub(crate) fn processes(program: &Path) -> Vec<u32> {
         .filter_map(|process| name(&process).parse().ok())
         .collect();
     found.sort_unstable();
+    found
+}
+
+/// The files without a name that a program has open.
+fn kept(program: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = processes(program)
+        .into_iter()
+        .flat_map(|pid| entries(&PathBuf::from(format!("/proc/{pid}/fd"))))
+        .filter_map(|fd| std::fs::read_link(fd).ok())
+        .filter(|target| {
+            let target = target.to_string_lossy();
+            target.starts_with("/memfd:") || target.ends_with(".draft (deleted)")
+        })
+        .collect();
+    found.sort();
     found
 }
 

@@ -7,17 +7,20 @@
 //!
 //! The wire is that of the VMM protocol: one `SOCK_SEQPACKET` packet a message, descriptors alongside.
 
-use forkd_types::{Engine, SandboxId};
+use forkd_types::{Digest, Engine, SandboxId};
 use serde::{Deserialize, Serialize};
 
 pub use crate::walls::{IoLimit, Jail, Limits, MAX_CPU_WEIGHT, MAX_IO_LIMITS, Wall, Walls};
 use crate::{Capabilities, Shape};
 
 /// The version both sides name in their hello. `forkd-spawn` speaks to VMMs too, so it stands for that version as well.
-pub const SPAWN_VERSION: u32 = 2 << 16 | crate::PROTOCOL_VERSION;
+pub const SPAWN_VERSION: u32 = 3 << 16 | crate::PROTOCOL_VERSION;
 
 /// The most VMs one [`SpawnCommand::Take`] or one [`SpawnReply::Adopted`] speaks of.
 pub const MAX_BATCH: usize = 32;
+
+/// The most files that `forkd-spawn` keeps for controllers.
+pub const MAX_KEPT: usize = 1 << 14;
 
 /// The most shells one pool can be asked to keep.
 pub const MAX_POOL: u32 = 2048;
@@ -66,6 +69,18 @@ pub enum SpawnCommand {
     Kill { id: SandboxId },
     /// Ask how the pools stand.
     Status,
+    /// Keep a copy of the descriptors that come along, one for each name, for a later controller.
+    Keep {
+        /// At most [`MAX_BATCH`].
+        names: Vec<Digest>,
+    },
+    /// Close the kept descriptors of these names.
+    Release { names: Vec<Digest> },
+    /// Hand out copies of kept descriptors.
+    Kept {
+        /// Start after this name, in their order; `None` starts at the first.
+        after: Option<Digest>,
+    },
 }
 
 /// A message from `forkd-spawn`.
@@ -111,6 +126,12 @@ pub enum SpawnReply {
     },
     /// Reply to `Status`.
     Status(SpawnStatus),
+    /// To `Kept`. One descriptor for each name comes along, in the same order.
+    Kept {
+        names: Vec<Digest>,
+        /// There are more; ask again after the last name.
+        more: bool,
+    },
 }
 
 /// A VMM process.
@@ -198,6 +219,9 @@ pub enum SpawnError {
         /// The engine of the VMM program.
         have: Engine,
     },
+    /// A message came with another number of descriptors than it names.
+    #[error("the message names {names} descriptors and has {found}")]
+    Descriptors { names: u32, found: u32 },
     /// A shell could not be made.
     #[error("no shell could be made: {reason}")]
     ShellFailed {

@@ -19,7 +19,7 @@ use forkd_edge::metrics;
 use forkd_edge::tokens::Tokens;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::clock;
-use forkd_sandboxes::error::{Error, chain};
+use forkd_sandboxes::error::chain;
 use forkd_sandboxes::health;
 use forkd_sandboxes::ops::workspaces;
 use forkd_sandboxes::sandbox::adopt::adopt;
@@ -267,12 +267,7 @@ fn anchor(gate: &Gate) {
 async fn collect(app: Arc<App>) {
     let mut ticks = tokio::time::interval(COLLECT);
     while next(&app, &mut ticks).await {
-        let collected = app.blocking(|app| {
-            app.store
-                .collect_freed()
-                .map_err(Error::store("unused content was not removed"))
-        });
-        if let Err(error) = collected.await {
+        if let Err(error) = app.collect().await {
             tracing::warn!(error = error.chain(), "it stays until the next time");
         }
     }

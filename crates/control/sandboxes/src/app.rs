@@ -232,6 +232,22 @@ impl App {
         sandbox.gone.cancel();
     }
 
+    /// Removes content that came free since the last time.
+    pub async fn collect(self: &Arc<Self>) -> Result<(), Error> {
+        let freed = |app: &Self| app.store.collect_freed();
+        self.blocking(move |app| {
+            freed(app).map_err(Error::store("unused content was not removed"))
+        })
+        .await?;
+        self.drop_volatile().await
+    }
+
+    /// Drops volatile content that nothing uses, here and with `forkd-spawn`.
+    pub async fn drop_volatile(&self) -> Result<(), Error> {
+        let gone = self.store.drop_unheld_volatile();
+        Ok(self.launcher.release(&gone).await?)
+    }
+
     /// Keeps shells of the shape that was used last, in place of those of another. Recent bursts decide how many.
     pub async fn keep_ready(&self, shape: Shape) -> Result<(), SpawnerError> {
         if self.config.pool == 0 {

@@ -101,6 +101,33 @@ impl Limits {
         Ok(CutSlot(slot))
     }
 
+    /// Room for the memory that a live cut is copied to, until the host's own figures count it.
+    pub fn live_cut(&self, mib: u64) -> Result<PromisedMemory, Error> {
+        self.promise(mib, available_mib())
+    }
+
+    fn promise(&self, mib: u64, available: Option<u64>) -> Result<PromisedMemory, Error> {
+        let mut counts = self.lock();
+        self.check_memory(counts.promised_mib + mib, available)?;
+        counts.promised_mib += mib;
+        Ok(PromisedMemory {
+            counts: Arc::clone(&self.counts),
+            mib,
+        })
+    }
+
+    fn check_memory(&self, promised: u64, available: Option<u64>) -> Result<(), Error> {
+        let needed = self.reserve_mib + promised;
+        match available {
+            Some(available) if available < needed => Err(Error::hinted(
+                ErrorCode::LimitReached,
+                format!("{available} MiB of host memory are free, {needed} MiB are needed"),
+                "delete sandboxes, or start the daemon with a lower --reserve-mib",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// A turn at reading the whole store.
     pub fn maintenance(&self, store: Option<&Store>) -> Result<MaintenanceSlot, Error> {
         let slot = Arc::clone(&self.maintenance)
@@ -157,14 +184,7 @@ impl Limits {
                 "delete some, or start the daemon with a higher --max-sandboxes-per-token",
             ));
         }
-        let needed = self.reserve_mib + counts.promised_mib + mib_each * count as u64;
-        if let Some(available) = available.filter(|available| *available < needed) {
-            return Err(Error::hinted(
-                ErrorCode::LimitReached,
-                format!("{available} MiB of host memory are free, {needed} MiB are needed"),
-                "delete sandboxes, or start the daemon with a lower --reserve-mib",
-            ));
-        }
+        self.check_memory(counts.promised_mib + mib_each * count as u64, available)?;
         Ok((0..count)
             .map(|_| self.reserve(&mut counts, owner, mib_each))
             .collect())
@@ -214,6 +234,20 @@ impl Drop for VmSlot {
                 counts.by_owner.remove(&self.owner);
             }
         }
+    }
+}
+
+/// Memory that a live cut is about to take.
+#[derive(Debug)]
+pub struct PromisedMemory {
+    counts: Arc<Mutex<Counts>>,
+    mib: u64,
+}
+
+impl Drop for PromisedMemory {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.promised_mib -= self.mib;
     }
 }
 

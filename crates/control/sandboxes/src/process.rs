@@ -26,6 +26,14 @@ pub fn usage(pid: u32) -> Usage {
     }
 }
 
+/// Anonymous memory of a process, which for a VMM holds every page that its guest has changed; `None` if it is not known.
+pub fn anonymous_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("RssAnon:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
 fn sum(rollup: &str, names: &[&str]) -> u64 {
     rollup
         .lines()

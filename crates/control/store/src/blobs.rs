@@ -14,9 +14,6 @@ use crate::layout::Layout;
 use crate::manifest::BlobRef;
 use crate::sparse::Sizes;
 
-/// Blobs that are synced at once; file systems join their journal commits.
-const SYNCS: usize = 8;
-
 /// Every blob with its size, and the sums. The table follows every change of the directory, so that no operation has to
 /// read the directory.
 #[derive(Debug, Default)]
@@ -28,17 +25,20 @@ pub struct BlobTable {
 #[derive(Debug, Clone, Copy)]
 struct Known {
     sizes: Sizes,
+    /// [`crate::durable::Syncer::epoch`] when the blob was written.
+    epoch: u64,
     /// The blob survives a power cut. The others become durable with the first tag that names them.
     durable: bool,
 }
 
 impl BlobTable {
     /// Reads the directory. Blobs stay durable that were.
-    pub fn reload(&mut self, layout: &Layout) -> Result<(), StoreError> {
+    pub fn reload(&mut self, layout: &Layout, epoch: u64) -> Result<(), StoreError> {
         let old = std::mem::take(self);
         for digest in list(layout)? {
             if let Some(sizes) = stat(layout, &digest)? {
-                self.insert(digest, sizes);
+                let epoch = old.blobs.get(&digest).map_or(epoch, |known| known.epoch);
+                self.insert(digest, sizes, epoch);
                 if old.is_durable(&digest) {
                     self.set_durable(&digest);
                 }
@@ -48,12 +48,17 @@ impl BlobTable {
     }
 
     /// Enters a blob that is new or was replaced. It is not durable.
-    pub fn insert(&mut self, digest: Digest, sizes: Sizes) {
+    pub fn insert(&mut self, digest: Digest, sizes: Sizes, epoch: u64) {
         self.remove(&digest);
         self.total.logical += sizes.logical;
         self.total.physical += sizes.physical;
         let durable = false;
-        self.blobs.insert(digest, Known { sizes, durable });
+        let known = Known {
+            sizes,
+            epoch,
+            durable,
+        };
+        self.blobs.insert(digest, known);
     }
 
     pub fn remove(&mut self, digest: &Digest) -> Option<Sizes> {
@@ -71,6 +76,19 @@ impl BlobTable {
         if let Some(known) = self.blobs.get_mut(digest) {
             known.durable = true;
         }
+    }
+
+    /// The epoch in which a blob was written.
+    pub fn epoch(&self, digest: &Digest) -> Option<u64> {
+        self.blobs.get(digest).map(|known| known.epoch)
+    }
+
+    /// Blocks are often allocated when the data is written back.
+    pub fn set_synced(&mut self, digest: &Digest, sizes: Option<Sizes>) {
+        if let (Some(sizes), Some(epoch)) = (sizes, self.epoch(digest)) {
+            self.insert(*digest, sizes, epoch);
+        }
+        self.set_durable(digest);
     }
 
     pub fn sizes(&self, digest: &Digest) -> Option<Sizes> {
@@ -104,12 +122,13 @@ pub fn hash(path: &Path) -> Result<BlobRef, StoreError> {
 /// draft stays.
 ///
 /// A blob that has been durable is the content its name says. Any other may be the remains of a power cut: its content
-/// is compared, and the draft replaces it if it differs.
+/// is compared, and the draft replaces it if it differs. A blob that may have been lost by a failing disk is replaced.
 pub fn enter(
     layout: &Layout,
     draft: &Path,
     blob: &BlobRef,
     was_durable: bool,
+    may_be_lost: bool,
 ) -> Result<bool, StoreError> {
     let name = layout.blob(&blob.digest);
     match durable::rename_new(draft, &name) {
@@ -119,36 +138,11 @@ pub fn enter(
             return Ok(true);
         }
     }
-    if was_durable || hash(&name)? == *blob {
+    if was_durable || (!may_be_lost && hash(&name)? == *blob) {
         return Ok(false);
     }
     std::fs::rename(draft, &name).map_err(path_error("rename to", name))?;
     Ok(true)
-}
-
-/// Makes the content of blobs durable, and their names.
-pub fn sync(layout: &Layout, digests: &[Digest]) -> Result<(), StoreError> {
-    let one = |digest: &Digest| -> Result<(), StoreError> {
-        let path = layout.blob(digest);
-        File::open(&path)
-            .and_then(|file| file.sync_all())
-            .map_err(path_error("sync", path))?;
-        Ok(())
-    };
-    for group in digests.chunks(SYNCS) {
-        std::thread::scope(|scope| {
-            let syncs: Vec<_> = group
-                .iter()
-                .map(|digest| scope.spawn(move || one(digest)))
-                .collect();
-            syncs.into_iter().try_for_each(|sync| {
-                let failed = path_error("sync", layout.blobs());
-                sync.join()
-                    .map_err(|_| failed(io::Error::other("the thread panicked")))?
-            })
-        })?;
-    }
-    Ok(durable::sync_dir(&layout.blobs())?)
 }
 
 /// Size of a blob; `None` if there is no such blob.
@@ -192,7 +186,7 @@ mod tests {
             for (name, size, insert) in steps {
                 let digest = Digest([name; 32]);
                 if insert {
-                    table.insert(digest, Sizes { logical: 2 * size, physical: size });
+                    table.insert(digest, Sizes { logical: 2 * size, physical: size }, 0);
                 } else {
                     table.remove(&digest);
                 }
@@ -208,10 +202,10 @@ mod tests {
     fn a_replaced_blob_is_not_durable() {
         let mut table = BlobTable::default();
         let digest = Digest([1; 32]);
-        table.insert(digest, Sizes::default());
+        table.insert(digest, Sizes::default(), 0);
         table.set_durable(&digest);
         assert!(table.is_durable(&digest));
-        table.insert(digest, Sizes::default());
+        table.insert(digest, Sizes::default(), 0);
         assert!(!table.is_durable(&digest));
     }
 }

@@ -415,3 +415,54 @@ fn a_second_daemon_is_kept_out() {
         Err(StoreError::InUse { .. })
     ));
 }
+
+#[test]
+fn a_tag_syncs_the_file_system_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let calls = || store.syncer.calls.load(Ordering::Relaxed);
+    make(&store, "a", 1, None).unwrap();
+    assert_eq!(
+        calls(),
+        1,
+        "one sync of the file system; the rename is synced by its directory"
+    );
+    make(&store, "b", 1, None).unwrap();
+    assert_eq!(calls(), 2);
+}
+
+#[test]
+fn a_disk_that_failed_is_believed_only_for_what_is_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let held = {
+        let staging = store.stage().unwrap();
+        std::fs::write(staging.file("memory"), vec![5; 8192]).unwrap();
+        store.ingest(&staging.file("memory")).unwrap()
+    };
+    store.syncer.fails.store(true, Ordering::Relaxed);
+    assert!(make(&store, "a", 1, None).is_err());
+    store.syncer.fails.store(false, Ordering::Relaxed);
+    assert!(tags(&store).is_empty());
+    // The disk may have lost this blob without a word, so no tag names it as it is.
+    let mut manifest = example("b");
+    manifest.state = held.blob;
+    manifest.memory.layers = vec![held.blob];
+    manifest.memory.index = Some(held.blob);
+    manifest.disks.clear();
+    assert!(store.publish(manifest.clone()).is_err());
+    let inode = |store: &Store| {
+        use std::os::unix::fs::MetadataExt;
+        let path = store.layout().blob(&held.blob.digest);
+        std::fs::metadata(path).unwrap().ino()
+    };
+    let before = inode(&store);
+    let staging = store.stage().unwrap();
+    std::fs::write(staging.file("memory"), vec![5; 8192]).unwrap();
+    let again = store.ingest(&staging.file("memory")).unwrap();
+    assert_eq!(again.blob, held.blob);
+    assert_ne!(inode(&store), before, "the content was written again");
+    store.publish(manifest).unwrap();
+    make(&store, "a", 1, None).unwrap();
+    assert_eq!(tags(&store), ["a", "b"]);
+}

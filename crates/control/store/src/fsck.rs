@@ -33,7 +33,9 @@ impl Store {
         let mut damaged = BTreeMap::new();
         {
             let _commit = self.commit();
-            self.blobs.lock().reload(&self.layout)?;
+            self.blobs
+                .lock()
+                .reload(&self.layout, self.syncer.epoch())?;
         }
         if deep {
             self.scrub(&mut findings, &mut damaged)?;

@@ -87,9 +87,10 @@ impl Store {
         })
     }
 
-    /// Bytes on disk of a blob; 0 if there is no such blob.
+    /// Bytes on disk, or in memory, of a blob; 0 if there is no such blob.
     pub fn physical(&self, blob: &BlobRef) -> u64 {
-        let sizes = self.blobs.lock().sizes(&blob.digest);
+        let known = self.blobs.lock().sizes(&blob.digest);
+        let sizes = known.or_else(|| self.volatile_sizes(&blob.digest));
         sizes.map_or(0, |sizes| sizes.physical)
     }
 

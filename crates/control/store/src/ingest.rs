@@ -11,7 +11,8 @@
 //! | written by the daemon or `forkd-image` alone | [`Store::ingest_own`] | one hash, a hard link |
 //! | a file of the user, who may change it | [`Store::ingest_copy`] | one copy; nothing if it did not change since |
 //!
-//! Content that [`Store::freeze`] gave has no name. [`Store::ingest_file`] names it later, if a tag needs it.
+//! Content that [`Store::freeze`] gave has no name on disk. `volatile.rs` keeps it by descriptor, and makes a blob of it
+//! if a tag needs it.
 
 use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -53,6 +54,7 @@ impl Store {
 
     /// As [`Store::ingest`], for an open file. The file offset does not matter.
     pub fn ingest_file(&self, from: &File) -> Result<Ingested, StoreError> {
+        let epoch = self.syncer.epoch();
         let (draft, to) = Draft::create(&self.layout.staging())?;
         let copied = |error| PathError {
             action: "copy into",
@@ -68,7 +70,7 @@ impl Store {
         to.set_permissions(Permissions::from_mode(0o400))
             .map_err(copied)?;
         let bytes = to.metadata().map_err(copied)?.len();
-        self.enter(draft, BlobRef { digest, bytes })
+        self.enter(draft, BlobRef { digest, bytes }, epoch)
     }
 
     /// Makes a file content by a second name. The caller guarantees that no other process has it open for writing, and
@@ -78,10 +80,11 @@ impl Store {
         if let Some(known) = self.known(&before) {
             return Ok(known);
         }
+        let epoch = self.syncer.epoch();
         let blob = blobs::hash(path)?;
         let ingested = match self.present(&blob)? {
             Some(present) => present,
-            None => self.enter(Draft::link(&self.layout.staging(), path)?, blob)?,
+            None => self.enter(Draft::link(&self.layout.staging(), path)?, blob, epoch)?,
         };
         let after = std::fs::metadata(path).map_err(path_error("read", path))?;
         self.remember(&before, &after, blob);
@@ -120,15 +123,21 @@ impl Store {
         Ok(File::open(draft.path()).map_err(path_error("open", draft.path()))?)
     }
 
-    /// Opens a blob for reading.
+    /// Opens a blob, or volatile content, for reading.
     pub fn open_blob(&self, digest: &Digest) -> Result<File, StoreError> {
+        if let Some(file) = self.open_volatile(digest)? {
+            return Ok(file);
+        }
         let path = self.layout.blob(digest);
         Ok(File::open(&path).map_err(path_error("open", path))?)
     }
 
     /// Opens a blob and compares all of its content with its digest. Meant for small files that decide what a VMM
-    /// does, such as the device state and the page index.
+    /// does, such as the device state and the page index. Volatile content has no digest, and no process can change it.
     pub fn open_verified(&self, blob: &BlobRef) -> Result<File, StoreError> {
+        if let Some(file) = self.open_volatile(&blob.digest)? {
+            return Ok(file);
+        }
         let file = self.open_blob(&blob.digest)?;
         let path = || self.layout.blob(&blob.digest);
         let found = page_digest(&file).map_err(path_error("read", path()))?;
@@ -142,15 +151,22 @@ impl Store {
     }
 
     /// Gives a draft its name as content, or finds that the content is there already.
-    fn enter(&self, draft: Draft, blob: BlobRef) -> Result<Ingested, StoreError> {
+    /// `written` is the epoch before the draft was written.
+    fn enter(&self, draft: Draft, blob: BlobRef, written: u64) -> Result<Ingested, StoreError> {
         let entered = (|| {
             self.step()?;
             let _commit = self.commit();
             let ingested = self.held(blob);
-            let trusted = self.blobs.lock().is_durable(&blob.digest);
-            let moved = blobs::enter(&self.layout, draft.path(), &blob, trusted)?;
+            let epoch = self.syncer.epoch();
+            let (trusted, lost) = {
+                let blobs = self.blobs.lock();
+                let before = blobs.epoch(&blob.digest);
+                let lost = before.is_some_and(|before| before != epoch);
+                (blobs.is_durable(&blob.digest), lost)
+            };
+            let moved = blobs::enter(&self.layout, draft.path(), &blob, trusted, lost)?;
             if moved && let Some(sizes) = blobs::stat(&self.layout, &blob.digest)? {
-                self.blobs.lock().insert(blob.digest, sizes);
+                self.blobs.lock().insert(blob.digest, sizes, written);
             }
             self.step()?;
             Ok((ingested, moved))

@@ -39,6 +39,7 @@ mod sparse;
 mod staging;
 mod store;
 mod tags;
+mod volatile;
 
 #[cfg(test)]
 mod crash_tests;

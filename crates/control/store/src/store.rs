@@ -1,6 +1,6 @@
 //! The store as one value, and its locks.
 //!
-//! Lock order, outermost first: `commit`, `tags`, `blobs`, `hashed`, the table inside [`Leases`]. A thread that holds
+//! Lock order, outermost first: `commit`, `tags`, `blobs`, `hashed`, `volatile`, the table inside [`Leases`]. A thread that holds
 //! one of them takes only locks that stand after it. Only `commit` is held across I/O.
 
 use std::collections::BTreeMap;
@@ -10,12 +10,14 @@ use forkd_types::{Digest, Tag};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::blobs::BlobTable;
+use crate::durable::Syncer;
 use crate::error::StoreError;
 use crate::hashed::Hashed;
 use crate::layout::Layout;
 use crate::lease::{Lease, Leases};
 use crate::staging::Staging;
 use crate::tags::Entry;
+use crate::volatile::VolatileTable;
 use crate::{durable, format};
 
 /// Snapshots on disk.
@@ -29,6 +31,8 @@ pub struct Store {
     commit: Mutex<()>,
     pub(crate) hashed: Mutex<Hashed>,
     pub(crate) blobs: Mutex<BlobTable>,
+    pub(crate) volatile: Mutex<VolatileTable>,
+    pub(crate) syncer: Syncer,
     /// Bytes on disk above which no further tag is made.
     limit: Option<u64>,
     /// An exclusive lock that keeps a second daemon out.
@@ -49,18 +53,20 @@ impl Store {
         format::check_format(&layout)?;
         format::empty(&layout.staging())?;
         let store = Self {
+            syncer: Syncer::open(layout.root())?,
             layout,
             leases: Leases::default(),
             tags: RwLock::default(),
             commit: Mutex::default(),
             hashed: Mutex::default(),
             blobs: Mutex::default(),
+            volatile: Mutex::default(),
             limit: None,
             _lock: lock,
             #[cfg(test)]
             fuse: crate::crash_tests::Fuse::default(),
         };
-        store.blobs.lock().reload(&store.layout)?;
+        store.blobs.lock().reload(&store.layout, 0)?;
         store.load()?;
         Ok(store)
     }

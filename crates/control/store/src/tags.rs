@@ -1,7 +1,8 @@
 //! Tags: publishing, finding and removing them.
 //!
-//! A tag becomes visible by one rename of a complete, synced directory. The order of a publish is: content synced,
-//! `blobs/` synced, manifest and checksum written and synced, rename, `snapshots/` synced.
+//! A tag becomes visible by one rename of a complete, synced directory. The order of a publish is: manifest and checksum
+//! written, the file system synced with all content and names in it, rename, `snapshots/` synced. That is two waits for
+//! the disk, and no lock that other requests need is held across them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -63,6 +64,13 @@ pub struct Published {
     pub lease: Lease,
 }
 
+/// Whether a manifest may name volatile content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Volatile {
+    Allowed,
+    Refused,
+}
+
 impl Store {
     /// Makes a tag visible. Every blob it names must be in the store and leased by the caller.
     pub fn publish(&self, manifest: Manifest) -> Result<Published, StoreError> {
@@ -72,8 +80,6 @@ impl Store {
             tag: tag.clone(),
             source,
         })?;
-        self.make_durable(&manifest)?;
-        self.step()?;
         let staging = self.stage()?;
         let result = self.write_tag(&staging, manifest);
         if self.is_dead() || !staging.path().exists() {
@@ -86,25 +92,27 @@ impl Store {
     /// live as long as the lease.
     pub fn unnamed(&self, manifest: Manifest) -> Result<Published, StoreError> {
         let _commit = self.commit();
-        self.check_blobs(&manifest)?;
+        self.check_content(&manifest, Volatile::Allowed)?;
         Ok(self.leased(Arc::new(manifest)))
     }
 
-    fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let fresh: Vec<Digest> = {
+    /// Makes the blobs of a manifest durable, and with them the manifest and its name in the staging directory, by one
+    /// call that syncs the file system.
+    fn make_durable(&self, manifest: &Manifest, written: u64) -> Result<(), StoreError> {
+        let (fresh, oldest) = {
             let blobs = self.blobs.lock();
             let digests = manifest.digests();
-            digests.filter(|digest| !blobs.is_durable(digest)).collect()
+            let fresh: Vec<Digest> = digests.filter(|digest| !blobs.is_durable(digest)).collect();
+            let epochs = fresh.iter().filter_map(|digest| blobs.epoch(digest));
+            let oldest = epochs.chain([written]).min().unwrap_or(written);
+            (fresh, oldest)
         };
-        blobs::sync(&self.layout, &fresh)?;
+        self.syncer
+            .sync(oldest)
+            .map_err(path_error("sync", self.layout.root()))?;
         for digest in fresh {
-            // Blocks are often allocated when the data is written back.
             let sizes = blobs::stat(&self.layout, &digest)?;
-            let mut blobs = self.blobs.lock();
-            if let Some(sizes) = sizes {
-                blobs.insert(digest, sizes);
-            }
-            blobs.set_durable(&digest);
+            self.blobs.lock().set_synced(&digest, sizes);
         }
         Ok(())
     }
@@ -116,11 +124,13 @@ impl Store {
 
     fn write_tag(&self, staging: &Staging, manifest: Manifest) -> Result<Published, StoreError> {
         let bytes = manifest.to_bytes();
-        durable::write_new(&staging.file(MANIFEST), &bytes)?;
+        let epoch = self.syncer.epoch();
+        durable::write_unsynced(&staging.file(MANIFEST), &bytes)?;
         self.step()?;
         let sum = format!("{}\n", manifest.digest());
-        durable::write_new(&staging.file(CHECKSUM), sum.as_bytes())?;
-        durable::sync_dir(staging.path())?;
+        durable::write_unsynced(&staging.file(CHECKSUM), sum.as_bytes())?;
+        self.step()?;
+        self.make_durable(&manifest, epoch)?;
         self.step()?;
         let commit = self.commit();
         self.check_blobs(&manifest)?;
@@ -225,9 +235,21 @@ impl Store {
         Ok(())
     }
 
+    /// Checks the content of a tag: a tag names blobs alone.
     fn check_blobs(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        self.check_content(manifest, Volatile::Refused)
+    }
+
+    fn check_content(&self, manifest: &Manifest, volatile: Volatile) -> Result<(), StoreError> {
         for blob in manifest.blobs() {
-            let problem = match blobs::stat(&self.layout, &blob.digest)? {
+            let mut found = None;
+            if volatile == Volatile::Allowed {
+                found = self.volatile_sizes(&blob.digest);
+            }
+            if found.is_none() {
+                found = blobs::stat(&self.layout, &blob.digest)?;
+            }
+            let problem = match found {
                 None => "which is missing",
                 Some(sizes) if sizes.logical != blob.bytes => "which has another size",
                 Some(_) => continue,

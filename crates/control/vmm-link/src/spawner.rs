@@ -1,10 +1,10 @@
 //! `forkd-spawn`.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use forkd_types::{Engine, SandboxId};
+use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, Jail, Limits, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError,
     SpawnReply, SpawnRequest, SpawnStatus, Vm, Walls,
@@ -236,6 +236,46 @@ impl Spawner {
             .map_err(still_there)?
     }
 
+    /// Leaves copies of descriptors for a later controller.
+    pub async fn keep(&self, files: &[(Digest, BorrowedFd<'_>)]) -> Result<(), SpawnerError> {
+        for batch in files.chunks(MAX_BATCH) {
+            let names = batch.iter().map(|(name, _)| *name).collect();
+            let fds: Vec<_> = batch.iter().map(|(_, fd)| *fd).collect();
+            match self.ask_with(SpawnCommand::Keep { names }, &fds).await?.0 {
+                SpawnReply::Done => {}
+                reply => return Err(unexpected(reply)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the kept descriptors of these names.
+    pub async fn release(&self, names: &[Digest]) -> Result<(), SpawnerError> {
+        for batch in names.chunks(MAX_BATCH) {
+            let names = batch.to_vec();
+            self.done(SpawnCommand::Release { names }).await?;
+        }
+        Ok(())
+    }
+
+    /// Copies of every kept descriptor.
+    pub async fn kept(&self) -> Result<Vec<(Digest, OwnedFd)>, SpawnerError> {
+        let mut all: Vec<(Digest, OwnedFd)> = Vec::new();
+        loop {
+            let after = all.last().map(|(name, _)| *name);
+            match self.ask(SpawnCommand::Kept { after }).await? {
+                (SpawnReply::Kept { names, more }, fds) => {
+                    let got = !names.is_empty();
+                    all.extend(names.into_iter().zip(fds));
+                    if !(more && got) {
+                        return Ok(all);
+                    }
+                }
+                (reply, _) => return Err(unexpected(reply)),
+            }
+        }
+    }
+
     /// How the pools stand.
     pub async fn status(&self) -> Result<SpawnStatus, SpawnerError> {
         match self.ask(SpawnCommand::Status).await?.0 {
@@ -252,9 +292,17 @@ impl Spawner {
     }
 
     async fn ask(&self, command: SpawnCommand) -> Result<(SpawnReply, Vec<OwnedFd>), SpawnerError> {
+        self.ask_with(command, &[]).await
+    }
+
+    async fn ask_with(
+        &self,
+        command: SpawnCommand,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(SpawnReply, Vec<OwnedFd>), SpawnerError> {
         let (answer, fds) = self
             .link
-            .ask(|seq| SpawnRequest { seq, command }, &[])
+            .ask(|seq| SpawnRequest { seq, command }, fds)
             .await?;
         match answer {
             FromSpawn::Response { result, .. } => Ok((result.map_err(SpawnerError::Refused)?, fds)),

@@ -5,6 +5,7 @@
 //! image are the ones the kernel made anonymous, and no dirty log has to run to know them.
 
 mod changes;
+mod early;
 mod layout;
 mod page_set;
 mod plan;
@@ -12,6 +13,7 @@ mod ram;
 mod working_set;
 mod writer;
 
+pub use early::EarlyCopy;
 pub use layout::{HIGH_RAM_START, LOW_RAM_END, PAGE_SIZE, RamLayout, RamRegion};
 pub use page_set::PageSet;
 pub use plan::{WritePlan, plan_changed, plan_full, plan_onto};

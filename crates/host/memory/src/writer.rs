@@ -15,7 +15,7 @@ use forkd_vmm_proto::Change;
 use rustix::thread::futex;
 
 use crate::plan::changes;
-use crate::{GuestRam, PAGE_SIZE, WritePlan};
+use crate::{EarlyCopy, GuestRam, PAGE_SIZE, PageSet, WritePlan};
 
 const CHUNK_PAGES: u64 = 256;
 /// How much the writer steps back behind the guest.
@@ -79,6 +79,8 @@ pub struct Written {
     child: ChildWriter,
     board: Board,
     plan: WritePlan,
+    /// The pages that the file had before, and the runs of the whole cut.
+    early: Option<WriteReport>,
 }
 
 /// How a write ended.
@@ -124,6 +126,34 @@ impl GuestRam {
         plan: WritePlan,
         file: BorrowedFd<'_>,
     ) -> Result<Written, ForkError> {
+        self.write_rest(plan, file, &PageSet::default())
+    }
+
+    /// As [`GuestRam::write_frozen`], for a file that has the pages of `copied` already: of `plan`, only those in
+    /// `missing` are written, and a page that the file has is written even if it is zero.
+    pub fn write_missing(
+        &self,
+        plan: WritePlan,
+        file: BorrowedFd<'_>,
+        early: &EarlyCopy,
+        missing: &PageSet,
+    ) -> Result<Written, ForkError> {
+        let (again, new) = missing.split(early.pages());
+        let report = early.report(plan.ranges);
+        let new = WritePlan {
+            ranges: new.ranges().to_vec(),
+        };
+        let mut written = self.write_rest(new, file, &again)?;
+        written.early = Some(report);
+        Ok(written)
+    }
+
+    fn write_rest(
+        &self,
+        plan: WritePlan,
+        file: BorrowedFd<'_>,
+        again: &PageSet,
+    ) -> Result<Written, ForkError> {
         let board = Board::new().map_err(ForkError::Fork)?;
         let base = self.base();
         let total = u64::from(self.layout().pages());
@@ -135,7 +165,9 @@ impl GuestRam {
                 file,
                 board: &board,
             };
-            let result = job.write(&plan, total);
+            let result = job
+                .write(&plan, total)
+                .and_then(|()| job.write_again(again, total));
             job.wait_for_release();
             match result {
                 Ok(()) => OK,
@@ -146,7 +178,12 @@ impl GuestRam {
                 }
             }
         })?;
-        Ok(Written { child, board, plan })
+        Ok(Written {
+            child,
+            board,
+            plan,
+            early: None,
+        })
     }
 }
 
@@ -175,10 +212,15 @@ impl Written {
             let errno = shared.errno.load(Ordering::Relaxed);
             return Ok(WriteOutcome::Failed(io::Error::from_raw_os_error(errno)));
         }
-        Ok(WriteOutcome::Done(WriteReport {
-            written: shared.written.load(Ordering::Relaxed),
-            zero: shared.zero.load(Ordering::Relaxed),
+        let before = self.early.unwrap_or(WriteReport {
+            written: 0,
+            zero: 0,
             ranges: self.plan.ranges,
+        });
+        Ok(WriteOutcome::Done(WriteReport {
+            written: before.written + shared.written.load(Ordering::Relaxed),
+            zero: before.zero + shared.zero.load(Ordering::Relaxed),
+            ranges: before.ranges,
         }))
     }
 }
@@ -194,6 +236,14 @@ impl Job<'_> {
     fn write(&self, plan: &WritePlan, total: u64) -> rustix::io::Result<()> {
         for range in plan.ranges.iter().filter(|range| range.end() <= total) {
             self.write_range(*range)?;
+        }
+        Ok(())
+    }
+
+    /// Writes pages that the file has in an older version. Zero pages are not left out.
+    fn write_again(&self, pages: &PageSet, total: u64) -> rustix::io::Result<()> {
+        for range in pages.ranges().iter().filter(|range| range.end() <= total) {
+            self.write_all(range.first, range.count)?;
         }
         Ok(())
     }
@@ -264,7 +314,7 @@ impl Job<'_> {
     }
 }
 
-fn is_zero(page: &[u8]) -> bool {
+pub(crate) fn is_zero(page: &[u8]) -> bool {
     // SAFETY: any eight bytes are a valid u64.
     let (head, words, tail) = unsafe { page.align_to::<u64>() };
     head.iter().chain(tail).all(|&b| b == 0)

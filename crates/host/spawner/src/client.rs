@@ -29,7 +29,8 @@ pub enum Received {
     Nothing,
     /// The controller is gone, or has said something that is no message.
     Closed,
-    Message(SpawnRequest),
+    /// A request with its descriptors.
+    Message(SpawnRequest, Vec<OwnedFd>),
 }
 
 impl Client {
@@ -55,7 +56,7 @@ impl Client {
         let mut buffer = vec![0; MAX_MESSAGE];
         match self.socket.recv(&mut buffer) {
             Ok(packet) => match decode(&buffer[..packet.len]) {
-                Ok(request) => Received::Message(request),
+                Ok(request) => Received::Message(request, packet.fds),
                 Err(error) => {
                     crate::say(&format!("a controller is disconnected: {error}"));
                     Received::Closed

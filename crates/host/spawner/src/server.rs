@@ -7,6 +7,7 @@
 //!
 //! Every process is in exactly one of these states, and every state ends when its pidfd says so.
 
+mod kept;
 mod shells;
 mod vms;
 
@@ -15,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forkd_types::{Engine, SandboxId};
+use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, Limits, MAX_POOL, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
     SpawnRequest, SpawnStatus,
@@ -147,6 +148,8 @@ pub struct Server {
     processes: HashMap<u64, Entry>,
     live: BTreeMap<SandboxId, u64>,
     pools: Pools<u64>,
+    /// Descriptors that controllers left for their successors.
+    kept: BTreeMap<Digest, OwnedFd>,
     pending: VecDeque<PendingTake>,
     shells_lost: u64,
     burst: Option<BurstOfTakes>,
@@ -221,6 +224,7 @@ impl Server {
             clients: HashMap::new(),
             processes: HashMap::new(),
             live: BTreeMap::new(),
+            kept: BTreeMap::new(),
             pools,
             pending: VecDeque::new(),
             shells_lost: 0,
@@ -293,7 +297,7 @@ impl Server {
             match client.receive() {
                 Received::Nothing => return,
                 Received::Closed => return self.drop_client(number),
-                Received::Message(request) => self.request(number, request),
+                Received::Message(request, fds) => self.request(number, request, fds),
             }
         }
     }
@@ -310,7 +314,7 @@ impl Server {
         }
     }
 
-    fn request(&mut self, client: u64, request: SpawnRequest) {
+    fn request(&mut self, client: u64, request: SpawnRequest, fds: Vec<OwnedFd>) {
         let greeted = self.clients.get(&client).is_some_and(|c| c.greeted);
         let seq = request.seq;
         let result = match request.command {
@@ -333,6 +337,9 @@ impl Server {
                 Err(error) => Err(error),
             },
             SpawnCommand::Status => Ok(SpawnReply::Status(self.status())),
+            SpawnCommand::Keep { names } => self.keep(names, fds),
+            SpawnCommand::Release { names } => Ok(self.release(&names)),
+            SpawnCommand::Kept { after } => return self.kept(client, seq, after.as_ref()),
         };
         self.send(client, &FromSpawn::Response { seq, result }, Vec::new());
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use forkd_sys::Channel;
-use forkd_types::{Engine, SandboxId};
+use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
     SpawnRequest, SpawnStatus, Vm, Walls,
@@ -40,6 +40,7 @@ pub fn spawn(socket: &Path, vmm: &Path) -> anyhow::Result<()> {
         vmm: vmm.to_owned(),
         vms: Mutex::default(),
         clients: Mutex::default(),
+        kept: Mutex::default(),
     });
     for number in 0.. {
         let client = accept_with(&listener, SocketFlags::CLOEXEC)?;
@@ -72,6 +73,8 @@ struct Spawner {
     /// Every id that is taken; `None` while its shell is made.
     vms: Mutex<BTreeMap<SandboxId, Option<Live>>>,
     clients: Mutex<HashMap<u64, Arc<Channel>>>,
+    /// Descriptors that daemons left for their successors.
+    kept: Mutex<BTreeMap<Digest, OwnedFd>>,
 }
 
 /// A VMM that was handed out.
@@ -95,8 +98,9 @@ impl Spawner {
                 return;
             };
             let this = Arc::clone(self);
+            let fds = received.fds;
             std::thread::spawn(move || {
-                if let Some((result, sockets)) = this.answer(number, seq, command) {
+                if let Some((result, sockets)) = this.answer(number, seq, command, fds) {
                     let response = FromSpawn::Response { seq, result };
                     let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
                     this.send(number, &response, &sockets);
@@ -113,7 +117,13 @@ impl Spawner {
     }
 
     /// The answer; `None` if it comes later.
-    fn answer(self: &Arc<Self>, client: u64, seq: u64, command: SpawnCommand) -> Option<Answer> {
+    fn answer(
+        self: &Arc<Self>,
+        client: u64,
+        seq: u64,
+        command: SpawnCommand,
+        fds: Vec<OwnedFd>,
+    ) -> Option<Answer> {
         let plain = |result| Some((result, Vec::new()));
         match command {
             SpawnCommand::Hello { version } if version != SPAWN_VERSION => {
@@ -136,6 +146,15 @@ impl Spawner {
             SpawnCommand::SetPool { .. } | SpawnCommand::SetLimits { .. } => {
                 plain(Ok(SpawnReply::Done))
             }
+            SpawnCommand::Keep { names } => {
+                lock(&self.kept).extend(names.into_iter().zip(fds));
+                plain(Ok(SpawnReply::Done))
+            }
+            SpawnCommand::Release { names } => {
+                lock(&self.kept).retain(|name, _| !names.contains(name));
+                plain(Ok(SpawnReply::Done))
+            }
+            SpawnCommand::Kept { after } => Some(self.kept(after)),
             SpawnCommand::Status => plain(Ok(SpawnReply::Status(SpawnStatus {
                 live: lock(&self.vms).len() as u32,
                 ..SpawnStatus::default()
@@ -242,6 +261,20 @@ impl Spawner {
         }
         let more = rest.next().is_some();
         (Ok(SpawnReply::Adopted { vms: all, more }), sockets)
+    }
+
+    fn kept(&self, after: Option<Digest>) -> Answer {
+        let kept = lock(&self.kept);
+        let mut rest = kept
+            .iter()
+            .filter(|(name, _)| after.is_none_or(|after| **name > after));
+        let (names, fds) = rest
+            .by_ref()
+            .take(MAX_BATCH)
+            .filter_map(|(name, fd)| Some((*name, fd.try_clone().ok()?)))
+            .unzip();
+        let more = rest.next().is_some();
+        (Ok(SpawnReply::Kept { names, more }), fds)
     }
 
     /// Answered by [`Self::wait`], unless there is no such VM.

@@ -4,13 +4,13 @@
 //! VM, so that a VM can be ended without `forkd-spawn`. A VM whose process is known to live is never reported as ended.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use forkd_types::{Engine, SandboxId};
+use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_link::{Endings, Process, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{Jail, Limits, SpawnError, SpawnStatus, Vm};
@@ -111,6 +111,27 @@ impl Launcher {
         let spawner = self.connected().await?;
         let taken = self.noted(spawner.adopt().await)?;
         Ok(self.remember(taken))
+    }
+
+    /// Leaves copies of descriptors with `forkd-spawn`, where a later daemon finds them.
+    pub async fn keep(&self, files: &[(Digest, BorrowedFd<'_>)]) -> Result<(), SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.keep(files).await)
+    }
+
+    /// Closes the kept descriptors of these names.
+    pub async fn release(&self, names: &[Digest]) -> Result<(), SpawnerError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let spawner = self.connected().await?;
+        self.noted(spawner.release(names).await)
+    }
+
+    /// The descriptors that an earlier daemon left.
+    pub async fn kept(&self) -> Result<Vec<(Digest, OwnedFd)>, SpawnerError> {
+        let spawner = self.connected().await?;
+        self.noted(spawner.kept().await)
     }
 
     /// Ends a VM's process. One that is gone already is no error.

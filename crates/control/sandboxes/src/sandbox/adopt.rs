@@ -40,6 +40,9 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
         .into_iter()
         .map(|taken| (taken.vm.id.clone(), taken))
         .collect();
+    for (name, file) in app.launcher.kept().await? {
+        app.store.adopt_volatile(name, file.into());
+    }
     let epoch = next_epoch(app).await?;
     for bad in stored.unreadable {
         tracing::error!(sandbox = %bad.id, problem = bad.problem, "a stored record cannot be read");
@@ -86,6 +89,7 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
         }
     }
     sweep(app).await?;
+    app.drop_volatile().await?;
     Ok(counts)
 }
 

@@ -289,6 +289,30 @@ impl SandboxRecord {
         }
     }
 
+    /// Names other content of the same bytes, wherever it is used.
+    pub fn replace_content(&mut self, from: &Digest, to: BlobRef) {
+        let memory = [
+            Some(&mut self.memory),
+            self.built.as_mut().map(|built| &mut built.memory),
+        ];
+        let memory = memory
+            .into_iter()
+            .flatten()
+            .flat_map(|memory| memory.layers.iter_mut().chain(&mut memory.index));
+        let disks = self.disks.iter_mut().flat_map(|disk| &mut disk.layers);
+        let kept = self
+            .checkpoints
+            .iter_mut()
+            .flat_map(|checkpoint| checkpoint.disks.iter_mut().flatten());
+        let layers = disks.chain(kept).filter_map(|layer| match layer {
+            LayerRef::Blob(blob) => Some(blob),
+            LayerRef::Own(_) => None,
+        });
+        for blob in memory.chain(layers).filter(|blob| blob.digest == *from) {
+            *blob = to;
+        }
+    }
+
     /// A number for a new layer of a disk that no layer of it has had.
     pub fn layer_number(&self, disk: &DiskStack) -> usize {
         self.layer_count.max(disk.layers.len())

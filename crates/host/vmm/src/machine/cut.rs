@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use forkd_devices::disk::DiskError;
 use forkd_devices::virtio::block::Block;
 use forkd_memory::{
-    MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed, plan_full,
-    plan_onto,
+    EarlyCopy, MemoryError, PageSet, WriteOutcome, WritePlan, WriteReport, Written, plan_changed,
+    plan_full, plan_onto,
 };
 use forkd_sys::{ForkError, PageRange};
 use forkd_vmm_proto::{
@@ -30,6 +30,13 @@ use super::history::Fresh;
 use super::{FdError, Fds, Machine, PauseError};
 use crate::kvm::KvmError;
 use crate::state::{MachineState, StateError};
+
+/// Pages that are copied before the machine stops, at most: 64 MiB. The control thread does nothing else meanwhile.
+const MAX_EARLY: u64 = 16 << 10;
+/// How often the pages that were written meanwhile are copied again.
+const EARLY_ROUNDS: usize = 3;
+/// Pages that are copied while the machine stands still, at most. A fork is faster for more.
+const MAX_LATE: u64 = 512;
 
 /// Why there is no cut.
 #[derive(Debug, Error)]
@@ -103,9 +110,17 @@ struct Files {
     layers: Vec<File>,
 }
 
-/// A cut whose memory is being written. Readable once the writer is done.
+/// How the pages of a cut get into its file.
+enum Pages {
+    /// A forked process writes them.
+    Forked(Written),
+    /// They are there.
+    Copied(WriteReport),
+}
+
+/// A cut whose memory is being written.
 pub struct CutInProgress {
-    written: Written,
+    pages: Pages,
     /// The page map below, if the cut holds changed pages only.
     onto: Option<PageMap>,
     index: Option<File>,
@@ -136,7 +151,7 @@ impl Machine {
         let mut files = self.take_files(spec, &mut fds)?;
         self.size(&files.memory)?;
         self.history.follow(&self.ram);
-        self.history.look_ahead(&self.ram)?;
+        let early = self.copy_early(spec, &files)?;
         let image_ranges = match self.ram.image() {
             Some(image) if spec.extent == CutExtent::All => {
                 plan_full(Vec::new(), Some(image)).ranges
@@ -153,7 +168,7 @@ impl Machine {
             stop_us: lap.next(),
             ..PauseParts::default()
         };
-        let captured = self.capture(spec, &mut files, image_ranges, &mut parts);
+        let captured = self.capture(spec, &mut files, image_ranges, early, &mut parts);
         let mut lap = Lap::now();
         let goes_on = was_running && (spec.resume || captured.is_err());
         if goes_on {
@@ -164,8 +179,10 @@ impl Machine {
         parts.start_us = lap.next();
         let captured = captured?;
         let settled = self.history.begin_cut();
-        self.history.mark_shared(&self.ram, &captured.fresh);
-        captured.written.release();
+        if let Pages::Forked(written) = &captured.pages {
+            self.history.mark_shared(&self.ram, &captured.fresh);
+            written.release();
+        }
         let pause = self.standstill(stopped);
         let stays_paused = was_running && !goes_on;
         let state = match captured.state.encode() {
@@ -180,7 +197,7 @@ impl Machine {
         };
         Ok(CutDone {
             progress: CutInProgress {
-                written: captured.written,
+                pages: captured.pages,
                 onto: captured.onto,
                 index: files.index,
                 settled,
@@ -234,6 +251,7 @@ impl Machine {
         spec: &CutSpec,
         files: &mut Files,
         image_ranges: Vec<PageRange>,
+        early: EarlyCopy,
         parts: &mut PauseParts,
     ) -> Result<CapturedCut, CutError> {
         let mut lap = Lap::now();
@@ -242,9 +260,9 @@ impl Machine {
         let fresh = self.history.written(&self.ram)?;
         let (plan, onto) = self.plan(spec, image_ranges)?;
         parts.scan_us = lap.next();
-        let written = self.ram.write_frozen(plan, files.memory.as_fd())?;
+        let pages = self.write(plan, early, &fresh, files.memory.as_fd())?;
         parts.memory_us = lap.next();
-        // A failure from here on drops `written`, which ends the child.
+        // A failure from here on drops `pages`, which ends the writer.
         if files.layers.is_empty() {
             for disk in self.devices.writable_disks() {
                 let slot = disk.slot();
@@ -269,10 +287,75 @@ impl Machine {
         parts.disks_us = lap.next();
         Ok(CapturedCut {
             state,
-            written,
+            pages,
             onto,
             fresh,
         })
+    }
+
+    /// Copies the pages of a cut while the machine still runs, so that few are left for the pause. A guest that writes
+    /// faster than its pages are copied, and a large set of pages, are left to a forked process.
+    fn copy_early(&mut self, spec: &CutSpec, files: &Files) -> Result<EarlyCopy, CutError> {
+        let mut early = EarlyCopy::default();
+        let followed = self.history.look_ahead(&self.ram)?.is_some();
+        let CutExtent::Since { image, .. } = spec.extent else {
+            return Ok(early);
+        };
+        let known = self
+            .history
+            .since_image(&self.ram, image)?
+            .ok_or(CutError::NoImage { image })?;
+        // Without a map below it, all of the file is the image, and pages that the guest gives back must be holes.
+        let (changed, Some(_)) = known else {
+            return Ok(early);
+        };
+        let plan = plan_changed(changed.ranges().to_vec());
+        if !followed || self.phase != VmmPhase::Running || plan.pages() > MAX_EARLY {
+            return Ok(early);
+        }
+        let mut pages = PageSet::new(plan.ranges);
+        for _ in 0..EARLY_ROUNDS {
+            early
+                .copy(&self.ram, files.memory.as_fd(), &pages)
+                .map_err(|source| CutError::Write {
+                    what: "memory file",
+                    source,
+                })?;
+            let before = pages.pages();
+            // Also marks pages of the image that the copy brought in.
+            pages = self.history.look_ahead(&self.ram)?.unwrap_or_default();
+            early.outdate(&pages);
+            if pages.pages() <= MAX_LATE / 2 || pages.pages() > before / 2 {
+                break;
+            }
+        }
+        Ok(early)
+    }
+
+    /// Writes what the early copy lacks: at once if that is little, by a forked process if not.
+    fn write(
+        &self,
+        plan: WritePlan,
+        mut early: EarlyCopy,
+        fresh: &Fresh,
+        file: BorrowedFd<'_>,
+    ) -> Result<Pages, CutError> {
+        if early.pages().is_empty() {
+            return Ok(Pages::Forked(self.ram.write_frozen(plan, file)?));
+        }
+        let wanted = PageSet::new(plan.ranges.clone());
+        let missing = early.missing(&wanted, &fresh.changed());
+        if missing.pages() > MAX_LATE {
+            let written = self.ram.write_missing(plan, file, &early, &missing)?;
+            return Ok(Pages::Forked(written));
+        }
+        early
+            .copy(&self.ram, file, &missing)
+            .map_err(|source| CutError::Write {
+                what: "memory file",
+                source,
+            })?;
+        Ok(Pages::Copied(early.report(plan.ranges)))
     }
 
     /// Does the fallible part of adding layers to several disks before the first disk gets one. A single disk
@@ -340,7 +423,7 @@ impl Machine {
     pub fn finish_cut(&mut self, cut: CutInProgress) -> Result<CutReport, CutError> {
         let pages = self.ram.layout().pages();
         let CutInProgress {
-            written,
+            pages: written,
             onto,
             index,
             state,
@@ -367,13 +450,17 @@ impl Machine {
 
 /// Waits for the writer, and writes the map of the image that the cut is.
 fn finish(
-    written: Written,
+    written: Pages,
     onto: Option<PageMap>,
     index: Option<File>,
     (mut state_file, state): (File, Vec<u8>),
     pages: u32,
 ) -> Result<(WriteReport, PageMap), CutError> {
-    let written = match written.finish()? {
+    let outcome = match written {
+        Pages::Forked(written) => written.finish()?,
+        Pages::Copied(report) => WriteOutcome::Done(report),
+    };
+    let written = match outcome {
         WriteOutcome::Done(written) => written,
         WriteOutcome::Failed(source) => {
             return Err(CutError::Write {
@@ -414,19 +501,21 @@ impl Lap {
 /// Everything captured while the vCPUs were stopped.
 struct CapturedCut {
     state: MachineState,
-    written: Written,
+    pages: Pages,
     onto: Option<PageMap>,
     /// Written since they were last looked at.
     fresh: Fresh,
 }
 
-impl AsFd for CutInProgress {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.written.as_fd()
-    }
-}
-
 impl CutInProgress {
+    /// Readable once the writer is done; `None` if the pages are written already.
+    pub fn writer(&self) -> Option<BorrowedFd<'_>> {
+        match &self.pages {
+            Pages::Forked(written) => Some(written.as_fd()),
+            Pages::Copied(_) => None,
+        }
+    }
+
     /// Whether the machine ran before and stands still because the cut was asked to leave it so. If the
     /// cut fails after all it must go on.
     pub fn stays_paused(&self) -> bool {

@@ -21,6 +21,9 @@ use crate::state::MachineState;
 /// The most checkpoints one machine keeps.
 const MAX_CHECKPOINTS: usize = 256;
 
+/// With more ranges to mark, one call for all of memory is cheaper.
+const FEW_RANGES: usize = 16;
+
 /// A point to go back to.
 pub struct Checkpoint {
     parent: Option<u64>,
@@ -60,6 +63,18 @@ pub struct Fresh {
     touched: PageSet,
     /// The private ones among `touched`.
     own: PageSet,
+    /// Given back by the guest since the last look.
+    discarded: PageSet,
+}
+
+impl Fresh {
+    /// All pages whose content may differ from what it was when they were marked.
+    pub fn changed(&self) -> PageSet {
+        let mut all = self.touched.clone();
+        all.add(&self.own);
+        all.add(&self.discarded);
+        all
+    }
 }
 
 /// The history of one machine.
@@ -118,10 +133,10 @@ impl History {
     }
 
     /// Notes and marks the pages written so far, while the machine runs. Only pages written from now on are
-    /// left for the pause.
-    pub fn look_ahead(&mut self, ram: &GuestRam) -> Result<(), MemoryError> {
+    /// left for the pause. Returns the pages written since the last call; `None` if writes cannot be followed.
+    pub fn look_ahead(&mut self, ram: &GuestRam) -> Result<Option<PageSet>, MemoryError> {
         let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) else {
-            return Ok(());
+            return Ok(None);
         };
         let touched = match ram.mark_touched(pagemap) {
             Ok(touched) => touched,
@@ -135,7 +150,7 @@ impl History {
         // A marked page counts as changed unless it is known to be the image's.
         let own = own.unwrap_or(touched);
         self.note(&own);
-        Ok(())
+        Ok(Some(own))
     }
 
     /// Notes the pages written since the last call of this or [`History::look_ahead`]. The machine is stopped.
@@ -144,15 +159,23 @@ impl History {
             Ok(pagemap) => {
                 let touched = ram.touched_set(pagemap)?;
                 let own = ram.own_among(pagemap, &touched)?;
-                Fresh { touched, own }
+                Fresh {
+                    touched,
+                    own,
+                    discarded: PageSet::default(),
+                }
             }
             Err(_) => Fresh {
                 touched: PageSet::default(),
                 own: everything(ram),
+                discarded: PageSet::default(),
             },
         };
-        let discarded = ram.discarded_set();
-        self.note(&discarded);
+        let fresh = Fresh {
+            discarded: ram.discarded_set(),
+            ..fresh
+        };
+        self.note(&fresh.discarded);
         self.note(&fresh.own);
         Ok(fresh)
     }
@@ -321,7 +344,12 @@ impl History {
         }
         ram.drop_private(&rest)?;
         if let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) {
-            ram.mark(pagemap, &changed)?;
+            // All pages that were written are noted by now, so that no page is marked unseen.
+            if changed.ranges().len() > FEW_RANGES {
+                ram.mark_all(pagemap)?;
+            } else {
+                ram.mark(pagemap, &changed)?;
+            }
         }
         self.since_image.add(&changed);
         let before = self.head.replace(to);

@@ -16,7 +16,7 @@ use forkd_vmm_proto::{
     PrepareSpec, Reply, Request, ResponseTo, Status, StopCause, VmmError, VmmErrorCode, VmmPhase,
     WireError, decode, encode,
 };
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
 use super::error::{Code, chain, wire_error};
@@ -52,11 +52,12 @@ enum Writing {
     Checkpoint(Box<CheckpointInProgress>),
 }
 
-impl AsFd for Writing {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+impl Writing {
+    /// Readable once the writer is done; `None` if there is none to wait for.
+    fn writer(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Cut(cut) => cut.as_fd(),
-            Self::Checkpoint(checkpoint) => checkpoint.as_fd(),
+            Self::Cut(cut) => cut.writer(),
+            Self::Checkpoint(checkpoint) => Some(checkpoint.as_fd()),
         }
     }
 }
@@ -128,11 +129,15 @@ impl Session {
             PollFd::new(&self.channel, PollFlags::IN),
             PollFd::new(&self.notices, PollFlags::IN),
         ];
-        if let Some((_, writing)) = &self.writing {
-            fds.push(PollFd::new(writing, PollFlags::IN));
+        let writer = self.writing.as_ref().map(|(_, writing)| writing.writer());
+        if let Some(Some(writer)) = &writer {
+            fds.push(PollFd::new(writer, PollFlags::IN));
         }
+        // There is no writer to wait for: everything is written.
+        let done = writer.is_some_and(|writer| writer.is_none());
+        let now = Timespec::default();
         loop {
-            match poll(&mut fds, None) {
+            match poll(&mut fds, done.then_some(&now)) {
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(SessionError::Poll(errno.into())),
@@ -140,7 +145,7 @@ impl Session {
         }
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
         let mut next = || ready.next().unwrap_or(false);
-        Ok((next(), next(), next()))
+        Ok((next(), next(), done || next()))
     }
 
     fn send(&self, message: &FromVmm, fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {

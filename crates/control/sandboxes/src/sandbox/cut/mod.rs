@@ -12,13 +12,14 @@
 //! that resumes a held source.
 
 mod files;
+mod live;
 mod publish;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use forkd_api::{EventKind, SnapshotInfo};
-use forkd_store::Published;
+use forkd_store::{MemoryManifest, Published};
 use forkd_types::Tag;
 use forkd_vmm_proto::{Capability, Command, CutExtent, CutReport, CutSpec, Event, ImageId, Reply};
 use tokio::sync::oneshot;
@@ -32,10 +33,22 @@ use crate::app::App;
 use crate::error::Error;
 use crate::launch::FdList;
 use crate::ops::writing::Claimed;
+use crate::state::SandboxRecord;
 use files::CutFiles;
 
 /// Layers of memory after which a cut writes all of it: every layer is a descriptor and a mapping in each child.
 const MAX_MEMORY_LAYERS: usize = 32;
+
+/// Where the VMM writes a cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Into memory, which the children map.
+    Memory,
+    /// State and index into memory, pages into a file: the memory limit of the source has no room for them.
+    MixedMemory,
+    /// Into files of the store.
+    Disk,
+}
 
 /// How much of memory a cut writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -246,6 +259,8 @@ struct Cut<'a> {
     mode: CutMode,
     /// Freeze the user processes of the guest for the cut.
     freeze: bool,
+    /// Build on the image that the source was started from, and not on its last cut.
+    onto_start: bool,
     /// The instant is past: whatever comes of the cut, the new layers are in use.
     captured: bool,
     /// The VMM has answered that everything is written.
@@ -259,6 +274,7 @@ impl<'a> Cut<'a> {
             destination,
             mode,
             freeze: false,
+            onto_start: false,
             captured: false,
             written: false,
         }
@@ -274,9 +290,17 @@ impl<'a> Cut<'a> {
         let record = self.owner.sandbox.record();
         let capabilities = self.owner.vmm.capabilities();
         let layered = capabilities.contains(Capability::LayeredMemory);
-        if !layered || record.builds_on().0.layers.len() >= MAX_MEMORY_LAYERS {
+        let is_live = matches!(self.destination, Destination::Live);
+        self.onto_start = is_live && live::is_deep(&record);
+        if !layered || self.base(&record).0.layers.len() >= MAX_MEMORY_LAYERS {
             self.mode = CutMode::Full;
         }
+        // Counts until the pages are there: from then on the host's own figures have them.
+        let (place, _promised) = if is_live {
+            live::room(&self.owner.app, &record, self.mode)?
+        } else {
+            (Place::Disk, None)
+        };
         // First of all: a process that cannot be frozen leaves nothing to undo.
         let frozen = if self.freeze {
             let sandbox = &self.owner.sandbox;
@@ -284,9 +308,10 @@ impl<'a> Cut<'a> {
         } else {
             None
         };
-        let files = CutFiles::open(self.owner, self.mode, self.destination.goes_on()).await?;
+        let files =
+            CutFiles::open(self.owner, self.mode, place, self.destination.goes_on()).await?;
         let record = layers::announce(self.owner, &files.layers, |_| {}).await?;
-        let report = match self.capture(&files, record.builds_on().1, frozen).await {
+        let report = match self.capture(&files, self.base(&record).1, frozen).await {
             Ok(report) => report,
             Err(error) => {
                 if error.is_vmm_refusal() && !self.captured {
@@ -303,6 +328,15 @@ impl<'a> Cut<'a> {
         }
         metrics::histogram!("forkd_branch_seconds").record(started.elapsed().as_secs_f64());
         done
+    }
+
+    /// The memory that the cut builds on, and the number by which the VMM knows it.
+    fn base<'r>(&self, record: &'r SandboxRecord) -> (&'r MemoryManifest, ImageId) {
+        if self.onto_start {
+            (&record.memory, ImageId::START)
+        } else {
+            record.builds_on()
+        }
     }
 
     /// Stops the VM for the instant of the cut and waits until everything is written.

@@ -1,18 +1,21 @@
 //! From the files of a cut to its destination.
 //!
-//! The files become content of the store, and the record of the sandbox names that content in their place. Only
+//! The files become content of the store, or volatile content for a live fork, and the record of the sandbox names that content in their place. Only
 //! `Cut::reach` decides whether the content gets a tag and becomes durable.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
 use forkd_store::{
     BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, Published, SCHEMA, Versions,
 };
+use forkd_types::Digest;
 use forkd_vmm_proto::CutReport;
 
 use super::files::CutFiles;
+use super::live;
 use super::{Cut, CutDone, CutMode, Destination};
 use crate::app::App;
 use crate::clock;
@@ -29,6 +32,8 @@ struct Content {
     index: Option<Ingested>,
     /// Frozen layers that were files of the sandbox, by name.
     layers: Vec<(String, Ingested)>,
+    /// Blobs of volatile content that the sandbox used before, by the name of that content.
+    from_volatile: Vec<(Digest, Ingested)>,
 }
 
 impl Cut<'_> {
@@ -43,14 +48,24 @@ impl Cut<'_> {
         let app = Arc::clone(&self.owner.app);
         let content = {
             let record = record.clone();
-            app.blocking(move |app| ingest(app, &record, &files))
+            let named = self.destination.tag().is_some();
+            app.blocking(move |app| ingest(app, &record, &files, named))
                 .await?
         };
+        if self.destination.tag().is_none() {
+            // A later daemon needs the memory and the disks. The state is used by the children that start now.
+            let layers = content.layers.iter().map(|(_, layer)| layer);
+            let kept = layers.chain(&content.index).chain([&content.memory]);
+            live::keep(&app, kept).await?;
+        }
         self.settle(&content).await?;
         layers::shorten(self.owner).await?;
         let record = self.owner.sandbox.record();
         let manifest = self.manifest(&record, &content, report, started);
-        let path = app.store.layout().blob(&content.memory.blob.digest);
+        let path = match self.destination.tag() {
+            Some(_) => Some(app.store.layout().blob(&content.memory.blob.digest)),
+            None => None,
+        };
         let built = BuiltRecord {
             image: report.image,
             memory: manifest.memory.clone(),
@@ -62,7 +77,9 @@ impl Cut<'_> {
             .save(|record| {
                 record.branch_count += 1;
                 record.built = Some(built);
-                record.last_branch_memory_path = Some(path.display().to_string());
+                if let Some(path) = path {
+                    record.last_branch_memory_path = Some(path.display().to_string());
+                }
             })
             .await?;
         self.owner.lease = app.store.hold(record.blobs());
@@ -104,6 +121,9 @@ impl Cut<'_> {
                 for (name, blob) in &frozen {
                     record.layer_is_content(name, *blob);
                 }
+                for (name, blob) in &content.from_volatile {
+                    record.replace_content(name, blob.blob);
+                }
             })
             .await?;
         self.owner.lease = self.owner.app.store.hold(record.blobs());
@@ -120,7 +140,7 @@ impl Cut<'_> {
     ) -> Manifest {
         let memory = match &content.index {
             Some(index) => {
-                let mut layers = record.builds_on().0.layers.clone();
+                let mut layers = self.base(record).0.layers.clone();
                 layers.push(content.memory.blob);
                 MemoryManifest {
                     layers,
@@ -175,15 +195,23 @@ impl Cut<'_> {
     }
 }
 
-fn ingest(app: &App, record: &SandboxRecord, files: &CutFiles) -> Result<Content, Error> {
-    let store = |name: &str| {
-        app.store
-            .ingest(&files.staging.file(name))
-            .map_err(Error::store("the cut could not be stored"))
+fn ingest(
+    app: &App,
+    record: &SandboxRecord,
+    files: &CutFiles,
+    named: bool,
+) -> Result<Content, Error> {
+    let enter = |file: &File| {
+        let entered = if named {
+            app.store.ingest_file(file)
+        } else {
+            app.store.enter_volatile(file)
+        };
+        entered.map_err(Error::store("the cut could not be stored"))
     };
-    let state = store("state")?;
-    let memory = store("memory")?;
-    let index = files.index.as_ref().map(|_| store("index")).transpose()?;
+    let state = enter(&files.state)?;
+    let memory = enter(&files.memory)?;
+    let index = files.index.as_ref().map(enter).transpose()?;
     let dir = app.dirs.vm(&record.id);
     let new = files.layer_names();
     let mut layers = Vec::new();
@@ -191,11 +219,18 @@ fn ingest(app: &App, record: &SandboxRecord, files: &CutFiles) -> Result<Content
         if let LayerRef::Own(name) = layer
             && !new.contains(name)
         {
-            let content = app
-                .store
-                .ingest(&dir.join(name))
-                .map_err(Error::store("a disk layer could not be stored"))?;
-            layers.push((name.clone(), content));
+            let path = dir.join(name);
+            let file = File::open(&path).map_err(Error::io("open", &path))?;
+            layers.push((name.clone(), enter(&file)?));
+        }
+    }
+    let mut from_volatile = Vec::new();
+    if named {
+        // The index of an earlier cut is not part of this one, but its name goes with the layers.
+        for name in record.blobs() {
+            let blob = app.store.ingest_volatile(&name);
+            let blob = blob.map_err(Error::store("the cut could not be stored"))?;
+            from_volatile.extend(blob.map(|blob| (name, blob)));
         }
     }
     Ok(Content {
@@ -203,6 +238,7 @@ fn ingest(app: &App, record: &SandboxRecord, files: &CutFiles) -> Result<Content
         memory,
         index,
         layers,
+        from_volatile,
     })
 }
 

@@ -1,0 +1,64 @@
+"""Making and finding sandboxes: the class that users see."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from forkd_sdk._async.client import AsyncClient
+from forkd_sdk._async.sandbox import AsyncSandboxBase
+from forkd_sdk.models import SandboxInfo
+
+
+class AsyncOpening(AsyncSandboxBase):
+    """Adds the ways to get a sandbox. Without `client` the sandbox has a client of its own."""
+
+    @classmethod
+    async def create(
+        cls,
+        tag: str,
+        *,
+        ttl: int | None = 3600,
+        labels: dict[str, str] | None = None,
+        memory_limit_mib: int | None = None,
+        idempotency_key: str | None = None,
+        client: AsyncClient | None = None,
+    ) -> Self:
+        """Starts a child of a snapshot. The daemon deletes the child after `ttl` seconds (None: never)."""
+        used = client or AsyncClient()
+        children = await used.spawn(
+            cls, tag, ttl=ttl, labels=labels, memory_limit_mib=memory_limit_mib, idempotency_key=idempotency_key
+        )
+        children[0]._owns_client = client is None
+        return children[0]
+
+    @classmethod
+    async def create_many(
+        cls,
+        tag: str,
+        n: int,
+        *,
+        ttl: int | None = 3600,
+        labels: dict[str, str] | None = None,
+        memory_limit_mib: int | None = None,
+        idempotency_key: str | None = None,
+        client: AsyncClient | None = None,
+    ) -> list[Self]:
+        """Starts `n` children of a snapshot."""
+        used = client or AsyncClient()
+        return await used.spawn(
+            cls, tag, n, ttl=ttl, labels=labels, memory_limit_mib=memory_limit_mib, idempotency_key=idempotency_key
+        )
+
+    @classmethod
+    async def connect(cls, id: str, *, client: AsyncClient | None = None) -> Self:
+        """A handle for a sandbox that runs."""
+        used = client or AsyncClient()
+        info = SandboxInfo.read(await used.http.json("GET", f"/v1/sandboxes/{id}"))
+        return cls.bind(used, info, owns_client=client is None)
+
+    @classmethod
+    async def list(
+        cls, *, tag: str | None = None, labels: dict[str, str] | None = None, client: AsyncClient | None = None
+    ) -> list[SandboxInfo]:
+        """The live sandboxes."""
+        return await (client or AsyncClient()).sandboxes(tag=tag, labels=labels)

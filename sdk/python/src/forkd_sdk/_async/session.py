@@ -1,0 +1,132 @@
+"""Programs with input, over a WebSocket: on a terminal, or with pipes.
+
+The daemon kills the program when the connection closes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+
+from forkd_sdk._wire import parse_line
+from forkd_sdk.errors import StreamCut
+from forkd_sdk.models import CommandResult, Exited, Output, Started, read_frame
+
+if TYPE_CHECKING:
+    from forkd_sdk import _aio as io
+
+
+class AsyncSession:
+    """A running program. Iterating yields its output until it ends; `exit_code` is then set."""
+
+    def __init__(self, socket: io.Socket) -> None:
+        self._socket = socket
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+
+    @classmethod
+    async def start(cls, socket: io.Socket, start: dict[str, Any]) -> Self:
+        session = cls(socket)
+        await session._send(json.dumps(start))
+        # The first frame says that the program runs, or why it does not.
+        await session._next()
+        return session
+
+    async def write(self, data: bytes | str) -> None:
+        """Sends data to the program's input."""
+        await self._send(data.encode() if isinstance(data, str) else data)
+
+    async def close_stdin(self) -> None:
+        """Ends the program's input."""
+        await self._control(type="eof")
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of the terminal."""
+        await self._control(type="resize", rows=rows, cols=cols)
+
+    async def signal(self, number: int) -> None:
+        """Sends a signal to the program."""
+        await self._control(type="signal", signal=number)
+
+    async def kill(self) -> None:
+        """Kills the program and closes the connection."""
+        await self._socket.close()
+
+    async def _control(self, **message: Any) -> None:
+        await self._send(json.dumps(message))
+
+    async def _send(self, message: str | bytes) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            await self._socket.send(message)
+        except ConnectionClosed as error:
+            raise StreamCut("the connection to the program is closed", self.pid) from error
+
+    async def _next(self) -> Output | None:
+        from websockets.exceptions import ConnectionClosed
+
+        if self.exit_code is not None:
+            return None
+        while True:
+            try:
+                message = await self._socket.recv()
+            except ConnectionClosed as error:
+                raise StreamCut("the connection closed before the program ended", self.pid) from error
+            if isinstance(message, bytes):
+                if len(message) > 1:
+                    return Output("stderr" if message[0] == 2 else "stdout", message[1:])
+                continue
+            frame = read_frame(parse_line(message, "terminal"))
+            if isinstance(frame, Started):
+                self.pid = frame.pid
+                return None
+            if isinstance(frame, Exited):
+                self.exit_code = frame.exit_code
+                return None
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while self.exit_code is None:
+            output = await self._next()
+            if output is not None:
+                yield output
+
+    async def wait(self) -> CommandResult:
+        """Reads the remaining output and returns it with the exit code."""
+        parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        async for output in self:
+            parts[output.stream].append(output.data)
+        stdout, stderr = (b"".join(parts[name]).decode("utf-8", "replace") for name in ("stdout", "stderr"))
+        return CommandResult(stdout, stderr, self.exit_code or 0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.kill()
+
+
+class AsyncPty:
+    """The room `pty` of a sandbox: terminals."""
+
+    def __init__(self, http: Any, base: str) -> None:
+        self._http = http
+        self._base = base
+
+    async def create(
+        self,
+        command: str | list[str] | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncSession:
+        """A program on a terminal; the user's shell if no command is given."""
+        args = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command or [])
+        start: dict[str, Any] = {"args": args, "rows": rows, "cols": cols, "env": env or {}, "cwd": cwd, "user": user}
+        return await AsyncSession.start(await self._http.socket(f"{self._base}/terminal"), start)

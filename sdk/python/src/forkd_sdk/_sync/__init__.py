@@ -1,0 +1,2 @@
+# Generated from `_async` by tools/generate_sync.py. Do not edit.
+"""The blocking client, generated from `_async` by `tools/generate_sync.py`."""

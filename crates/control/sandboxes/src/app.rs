@@ -24,7 +24,7 @@ use crate::owners::SnapshotOwners;
 use crate::private::{passage_dir, private_dir};
 use crate::sandbox::{Registry, SandboxHandle};
 use crate::state::{Db, SandboxRecord};
-use crate::touched::Touched;
+use crate::touched::{self, Touched};
 
 /// The state of the daemon that every request shares.
 #[derive(Debug)]
@@ -143,16 +143,16 @@ impl App {
 
     /// Forgets which pages children of deleted snapshots touched.
     pub fn sweep_touched(&self) {
-        let states = self
+        let keys = self
             .store
             .list()
             .iter()
             .filter_map(|entry| match entry {
-                Entry::Whole(manifest) => Some(manifest.state.digest),
+                Entry::Whole(manifest) => Some(touched::key(manifest)),
                 Entry::Broken { .. } => None,
             })
             .collect();
-        if let Err(error) = self.touched.keep_only(&states) {
+        if let Err(error) = self.touched.keep_only(&keys) {
             tracing::warn!(%error, "recorded pages of deleted snapshots not removed");
         }
     }

@@ -141,9 +141,6 @@ async fn fill_shell(
         })
     })?;
     metrics::histogram!("forkd_ready_seconds").record(started.elapsed().as_secs_f64());
-    if source.records_touched() {
-        touched::record(app, &owner.vmm, source.manifest.state.digest).await;
-    }
     owner
         .save(|record| {
             record.add_layers(files.layers.iter().map(|layer| (layer.slot, &layer.name)));
@@ -154,6 +151,10 @@ async fn fill_shell(
         .await?;
     sandbox.step(Step::Ready);
     app.events.tell(EventKind::SandboxReady, &sandbox.id, None);
+    // The answer to the client does not wait for it.
+    if source.records_touched() {
+        touched::record(app, &owner.vmm, touched::key(&source.manifest)).await;
+    }
     Ok(owner)
 }
 

@@ -6,8 +6,8 @@ use forkd_types::{Digest, MiB};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Version of the record.
-pub const SCHEMA: u32 = 1;
+/// Version of the record. Version 1 has no `run` and knows no container images; it is still read.
+pub const SCHEMA: u32 = 2;
 /// Name of the record, in the folder of the image.
 pub const RECORD: &str = "image.json";
 /// Name of the root disk, in the folder of the image.
@@ -20,7 +20,7 @@ pub const MAX_BYTES: u64 = 16 << 20;
 pub enum ImageRecordError {
     #[error("the image record does not parse")]
     Parse(#[source] serde_json::Error),
-    #[error("the image record has version {found}, this program knows {SCHEMA}")]
+    #[error("the image record has version {found}, this program knows 1 to {SCHEMA}")]
     Version { found: u32 },
 }
 
@@ -55,6 +55,36 @@ pub struct ImageRecord {
     pub kernel: Option<String>,
     /// Every package in the image.
     pub packages: Vec<PackageRecord>,
+    /// How the programs of the image expect to run.
+    #[serde(default, skip_serializing_if = "RunDefaults::is_empty")]
+    pub run: RunDefaults,
+}
+
+/// How the programs of a container image expect to run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunDefaults {
+    /// `USER`, `USER:GROUP`, or numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_dir: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cmd: Vec<String>,
+    /// TCP ports that the image says it listens on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+}
+
+impl RunDefaults {
+    /// Whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The size and digest of a file.
@@ -85,6 +115,13 @@ pub enum ImageSource {
         suite: String,
         /// The packages that were there before those of the recipe.
         variant: Variant,
+    },
+    /// A container image.
+    Oci {
+        /// Where it was found.
+        image: String,
+        /// The digest of its manifest, or what stands for it.
+        digest: String,
     },
 }
 
@@ -152,7 +189,7 @@ impl ImageRecord {
             schema: u32,
         }
         let version: Version = serde_json::from_slice(text).map_err(ImageRecordError::Parse)?;
-        if version.schema != SCHEMA {
+        if !(1..=SCHEMA).contains(&version.schema) {
             return Err(ImageRecordError::Version {
                 found: version.schema,
             });
@@ -198,6 +235,10 @@ mod tests {
                 name: "python3".into(),
                 version: "3.13".into(),
             }],
+            run: RunDefaults {
+                user: Some("app".into()),
+                ..RunDefaults::default()
+            },
         }
     }
 
@@ -211,16 +252,25 @@ mod tests {
     #[test]
     fn other_versions_and_unknown_fields_are_refused() {
         let text = example().to_json();
-        let newer = text.replace("\"schema\": 1", "\"schema\": 7");
+        let newer = text.replace("\"schema\": 2", "\"schema\": 7");
         assert!(matches!(
             ImageRecord::parse(newer.as_bytes()),
             Err(ImageRecordError::Version { found: 7 })
         ));
-        let unknown = text.replace("\"schema\": 1", "\"schema\": 1, \"extra\": 1");
+        let unknown = text.replace("\"schema\": 2", "\"schema\": 2, \"extra\": 1");
         assert!(matches!(
             ImageRecord::parse(unknown.as_bytes()),
             Err(ImageRecordError::Parse(_))
         ));
+    }
+
+    #[test]
+    fn the_version_before_is_read() {
+        let mut record = example();
+        record.run = RunDefaults::default();
+        let text = record.to_json().replace("\"schema\": 2", "\"schema\": 1");
+        record.schema = 1;
+        assert_eq!(ImageRecord::parse(text.as_bytes()).unwrap(), record);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod digest;
 mod dirs;
 mod engine;
 mod id;
+mod network;
 mod path_error;
 mod size;
 mod tag;
@@ -17,6 +18,11 @@ pub use digest::{Digest, InvalidDigest};
 pub use dirs::data_dir;
 pub use engine::{Engine, InvalidEngine};
 pub use id::{InvalidSandboxId, SandboxId};
+pub use network::{
+    Action, Cidr, DomainName, Group, InvalidCidr, InvalidDomain, InvalidMode, InvalidPolicy,
+    InvalidPorts, InvalidRule, MAX_CONNECTIONS, MAX_RULES, Mode, NamePattern, NetLimits, Policy,
+    PortSet, Protocol, Rule, Target,
+};
 pub use path_error::{PathError, path_error};
 pub use size::{InvalidSize, MiB, PAGE_SIZE};
 pub use tag::{InvalidTag, Tag};

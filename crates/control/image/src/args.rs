@@ -36,9 +36,9 @@ pub enum Command {
     Kernel(KernelArgs),
     /// Build the initramfs: the modules that a guest needs, and the agent as its first process.
     Initramfs(InitramfsArgs),
-    /// Build a root image from a recipe.
+    /// Build a root image from a recipe or from a container image.
     Build(BuildArgs),
-    /// Install kernel, initramfs and the image of a recipe for a daemon.
+    /// Install kernel, initramfs and the image of a recipe or of a container for a daemon.
     Install(InstallArgs),
     /// Build the image of the machine that `forkd machine` starts.
     Machine(MachineArgs),
@@ -83,11 +83,27 @@ pub struct InitramfsArgs {
     pub flavour: FlavourArg,
 }
 
+/// The arguments that name an image.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct What {
+    /// A recipe: its folder, or the name of a built-in one, such as python-numpy. Or a container image:
+    /// oci:FOLDER[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], or tar:FILE for a plain root.
+    #[arg(value_name = "RECIPE|IMAGE")]
+    pub recipe: String,
+    /// The name of a container image here [default: from the name or file of the image].
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The size of the disk of a container image, in MiB; only what is used takes space [default: 8192].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1 << 22))]
+    pub disk_mib: Option<u32>,
+}
+
 /// Arguments of `build`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct BuildArgs {
-    /// The folder of a recipe, or the name of a built-in recipe: python-numpy.
-    pub recipe: String,
+    /// The image to build.
+    #[command(flatten)]
+    pub what: What,
     /// Also copy the disk to this path, and its record beside it with the extension .json.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -96,8 +112,9 @@ pub struct BuildArgs {
 /// Arguments of `install`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct InstallArgs {
-    /// The folder of a recipe, or the name of a built-in recipe: python-numpy.
-    pub recipe: String,
+    /// The image to build.
+    #[command(flatten)]
+    pub what: What,
     /// The --data-dir of the daemon.
     #[arg(
         long,

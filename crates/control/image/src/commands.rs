@@ -14,14 +14,21 @@ use forkd_image::initramfs::Flavour;
 use forkd_image::kernel::Kernel;
 use forkd_image::progress::Progress;
 use forkd_image::recipe::Recipe;
+use forkd_image::root::oci::OciRoot;
 use forkd_image::{export, image, initramfs, kernel, machine};
+use forkd_oci::manifest::Platform;
+use forkd_oci::source::{Source, SourceError};
+use forkd_types::MiB;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::{
     Args, BuildArgs, Command, FlavourArg, InitramfsArgs, InstallArgs, KernelArgs, MachineArgs,
-    OwnKernel,
+    OwnKernel, What,
 };
+
+/// Size of the disk of a container image, unless another is asked for.
+const DISK_MIB: u32 = 8192;
 
 struct Context<'a> {
     args: &'a Args,
@@ -131,10 +138,43 @@ impl Context<'_> {
         Ok(Output::new(path, made))
     }
 
-    fn image(&self, recipe: &str) -> Result<Image, Error> {
-        let recipe = Recipe::find(recipe)?;
+    /// Builds the image of a recipe, or of a container image.
+    fn image(&self, what: &What) -> Result<Image, Error> {
+        match what.recipe.parse::<Source>() {
+            Ok(source) => self.container_image(&source, what),
+            Err(SourceError::NoKind { .. }) => self.recipe_image(what),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn container_image(&self, source: &Source, what: &What) -> Result<Image, Error> {
+        let name = what.name.clone().unwrap_or_else(|| source.short_name());
+        let name = name
+            .parse()
+            .map_err(|source| Error::Name { name, source })?;
+        let found = OciRoot::open(source, &Platform::host())?;
+        let disk = MiB(what.disk_mib.unwrap_or(DISK_MIB));
+        let recipe = Recipe::of_image(name, &source.to_string(), disk);
+        let refresh = self.args.refresh;
+        Ok(image::build(
+            &self.cache,
+            &recipe,
+            &found,
+            refresh,
+            &self.progress,
+        )?)
+    }
+
+    fn recipe_image(&self, what: &What) -> Result<Image, Error> {
+        if what.name.is_some() || what.disk_mib.is_some() {
+            return Err(Error::OnlyForContainers);
+        }
+        let recipe = Recipe::find(&what.recipe)?;
+        let (suite, variant) = recipe.debian()?;
         let source = DebianRoot {
             recipe: &recipe,
+            suite,
+            variant,
             cache: &self.cache,
             mirror: &self.mirror,
             kernel: None,
@@ -145,7 +185,7 @@ impl Context<'_> {
     }
 
     fn build(&self, args: &BuildArgs) -> Result<Output, Error> {
-        let image = self.image(&args.recipe)?;
+        let image = self.image(&args.what)?;
         let beside = args.out.as_ref().map(|out| out.with_extension("json"));
         let disk = exported(&image.disk(), args.out.as_deref())?;
         let record = exported(&image.folder.join(image::RECORD), beside.as_deref())?;
@@ -164,7 +204,7 @@ impl Context<'_> {
         let agent = agent(None)?;
         let initramfs =
             initramfs::build(&self.cache, &kernel, &agent, Flavour::Guest, &self.progress)?;
-        let image = self.image(&args.recipe)?;
+        let image = self.image(&args.what)?;
         let kernels = args.data_dir.join("kernels");
         let folder = args.data_dir.join("images").join(&image.record.name);
         export::copy(&kernel.folder.join("vmlinux"), &kernels.join("vmlinux"))?;

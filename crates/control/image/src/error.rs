@@ -17,6 +17,7 @@ use crate::kernel::modules::ModulesError;
 use crate::machine::MachineError;
 use crate::recipe::{Recipe, RecipeError};
 use crate::root::ext4::Ext4Error;
+use crate::root::oci::OciRootError;
 use crate::tools::ToolError;
 
 /// Why a command failed.
@@ -38,6 +39,18 @@ pub enum Error {
     Cache(#[from] CacheError),
     #[error("Debian's packages are not available")]
     Debian(#[from] DebianError),
+    #[error("cannot read the container image")]
+    Oci(#[from] OciRootError),
+    #[error("the container image is not named well")]
+    Source(#[from] forkd_oci::source::SourceError),
+    #[error("{name:?} is not a name for an image")]
+    Name {
+        name: String,
+        #[source]
+        source: forkd_types::InvalidTag,
+    },
+    #[error("--name and --disk-mib are for container images; a recipe has its own")]
+    OnlyForContainers,
     /// No agent was given, and there is none beside this program.
     #[error("the guest agent is not at {}", path.display())]
     NoAgent {
@@ -82,7 +95,7 @@ fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     }
     if let Some(Ext4Error::TooSmall { .. }) = error.downcast_ref() {
         return Some(
-            "raise disk_mib in the recipe: the file is sparse, a larger one costs nothing".into(),
+            "raise disk_mib in the recipe, or --disk-mib for a container image: the file is sparse, a larger one costs nothing".into(),
         );
     }
     if let Some(RecipeError::Unknown { .. }) = error.downcast_ref() {

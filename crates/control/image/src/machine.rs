@@ -82,8 +82,11 @@ pub fn build(
         folder: kernel.folder.clone(),
     })?;
     let recipe = Recipe::built_in(RECIPE)?;
+    let (suite, variant) = recipe.debian()?;
     let source = DebianRoot {
         recipe: &recipe,
+        suite,
+        variant,
         cache,
         mirror,
         kernel: Some(kernel),

@@ -48,6 +48,8 @@ pub enum RecipeError {
     },
     #[error("{} has format {found}; this version reads format {SCHEMA}", path.display())]
     Schema { path: PathBuf, found: u32 },
+    #[error("the recipe {name} does not start from Debian's packages")]
+    NotDebian { name: String },
     #[error("{}: {field} {problem}", path.display())]
     Value {
         path: PathBuf,
@@ -124,14 +126,24 @@ fn as_digest<S: serde::Serializer>(content: &[u8], out: S) -> Result<S::Ok, S::E
     crate::digest::of_bytes(content).serialize(out)
 }
 
+/// What an image starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Base {
+    /// Packages of Debian.
+    Debian { suite: String, variant: Variant },
+    /// A container image.
+    Oci { oci: String },
+}
+
 /// A checked recipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Recipe {
     pub name: Tag,
     pub description: String,
-    /// The Debian release.
-    pub suite: String,
-    pub variant: Variant,
+    /// What there is before anything of the recipe is added.
+    #[serde(flatten)]
+    pub base: Base,
     /// Packages beyond the base, sorted, without duplicates.
     pub packages: Vec<String>,
     /// Files beyond the packages.
@@ -169,6 +181,34 @@ impl Recipe {
                 name: name.to_owned(),
             })?;
         Self::parse(text, &Path::new(name).join(FILE))
+    }
+
+    /// The release and variant of Debian that the recipe starts from.
+    pub fn debian(&self) -> Result<(&str, Variant), RecipeError> {
+        match &self.base {
+            Base::Debian { suite, variant } => Ok((suite, *variant)),
+            Base::Oci { .. } => Err(RecipeError::NotDebian {
+                name: self.name.to_string(),
+            }),
+        }
+    }
+
+    /// The recipe of a container image: the image as it is.
+    pub fn of_image(name: Tag, image: &str, disk: MiB) -> Self {
+        Self {
+            name,
+            description: format!("the container image {image}"),
+            base: Base::Oci {
+                oci: image.to_owned(),
+            },
+            packages: Vec::new(),
+            files: Vec::new(),
+            env: BTreeMap::new(),
+            disk,
+            memory: MiB(512),
+            vcpus: 1,
+            warmup: None,
+        }
     }
 
     /// The names of the built-in recipes.
@@ -249,8 +289,10 @@ impl Checker<'_> {
         Ok(Recipe {
             name,
             description: file.description,
-            suite: file.base.debian,
-            variant: file.base.variant,
+            base: Base::Debian {
+                suite: file.base.debian,
+                variant: file.base.variant,
+            },
             packages,
             files: files.collect::<Result<_, _>>()?,
             env: file.env,
@@ -365,7 +407,8 @@ mod tests {
     fn a_small_recipe_has_defaults() {
         let recipe = parse(SMALL).unwrap();
         assert_eq!(recipe.packages, ["bash", "git"]);
-        assert_eq!(recipe.variant, Variant::Minbase);
+        let (suite, variant) = ("trixie".to_owned(), Variant::Minbase);
+        assert_eq!(recipe.base, Base::Debian { suite, variant });
         assert_eq!(recipe.warmup, None);
     }
 

@@ -9,6 +9,9 @@ use common::{TestAgent, sh};
 use forkd_agent_client::Calls;
 use forkd_guest_proto::{ErrorCode, EvalRequest, FreezeRequest, IdentityRequest};
 
+/// How often the end of a group is tried, every ten milliseconds.
+const TRIES: u32 = 1000;
+
 /// A control group of this test alone. Its processes end with it.
 struct Group(PathBuf);
 
@@ -35,12 +38,16 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = fs::write(self.0.join("cgroup.kill"), "1");
-        // The kernel takes the last process out of the group after its parent has reaped it.
-        while fs::remove_dir(&self.0)
-            .is_err_and(|error| error.kind() != std::io::ErrorKind::NotFound)
-        {
-            std::thread::yield_now();
+        // The kernel takes the last process out of the group after its parent has reaped it. A process that the agent was
+        // just starting may come into the group late, so the rest is killed again; a test never hangs here.
+        for _ in 0..TRIES {
+            let _ = fs::write(self.0.join("cgroup.kill"), "1");
+            match fs::remove_dir(&self.0) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                _ => return,
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The result is a tar archive. The build mounts nothing and works with and without root privileges.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,9 +14,9 @@ use super::{DebianError, apt, classify};
 use crate::cache::{Cache, CacheError, write_atomically};
 use crate::kernel::Kernel;
 use crate::progress::Progress;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, Variant};
 use crate::root::tar::TarError;
-use crate::root::{ImageSource, PackageRecord, Root, RootError, RootSource, tar};
+use crate::root::{ImageSource, PackageRecord, Root, RootError, RootSource, RunDefaults, tar};
 use crate::tools;
 
 /// Paths that no guest reads. Copyright files stay, because the licences demand it.
@@ -44,6 +45,9 @@ pub enum BootstrapError {
 #[derive(Debug)]
 pub struct DebianRoot<'a> {
     pub recipe: &'a Recipe,
+    /// The Debian release.
+    pub suite: &'a str,
+    pub variant: Variant,
     /// The cache that keeps packages between builds.
     pub cache: &'a Cache,
     /// The mirror for new packages.
@@ -72,7 +76,7 @@ impl DebianRoot<'_> {
         let start = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |time| time.as_secs() as i64);
-        let suite = &self.recipe.suite;
+        let suite = self.suite;
         let step = progress.step(&format!(
             "bootstrapping Debian {suite} for {}",
             self.recipe.name
@@ -94,10 +98,12 @@ impl DebianRoot<'_> {
             tree,
             packages,
             source: ImageSource::Debian {
-                suite: suite.clone(),
-                variant: self.recipe.variant,
+                suite: suite.to_owned(),
+                variant: self.variant,
             },
             kernel: self.kernel.map(|kernel| kernel.record.version.clone()),
+            env: BTreeMap::new(),
+            run: RunDefaults::default(),
         })
     }
 
@@ -118,7 +124,7 @@ impl DebianRoot<'_> {
         command.args([
             "--format=tar".to_owned(),
             "--architectures=amd64".to_owned(),
-            format!("--variant={}", self.recipe.variant.name()),
+            format!("--variant={}", self.variant.name()),
             format!("--include={}", self.recipe.packages.join(",")),
             format!("--aptopt={}", settings.display()),
             "--skip=essential/unlink".to_owned(),
@@ -149,7 +155,7 @@ impl DebianRoot<'_> {
                 format!("--customize-hook=chroot \"$1\" depmod {version}"),
             ]);
         }
-        command.arg(&self.recipe.suite).arg(archive);
+        command.arg(self.suite).arg(archive);
         command.args(self.mirror.resolve()?.sources(apt::keyring()?));
         tools::output_with(&mut command, line).map_err(|error| classify(error, work))?;
         Ok(())

@@ -3,20 +3,21 @@
 //! Adds the recipe's files, the environment and a host name; removes caches, logs and identities that an
 //! installation leaves behind.
 
-use crate::recipe::Recipe;
+use std::collections::BTreeMap;
+
+use crate::recipe::{Base, Recipe};
 use crate::root::tree::{Content, Meta, Node, Tree, TreeError};
+use crate::root::{Root, RunDefaults};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Valid until the agent gives the guest its own name.
 const HOSTNAME: &str = "forkd";
 
-/// Folders that are needed only during the installation, or that are mounted over.
-const EMPTIED: [&str; 9] = [
-    "dev",
-    "proc",
-    "run",
-    "sys",
-    "tmp",
+/// Folders that are mounted over in a guest.
+const MOUNTED: [&str; 5] = ["dev", "proc", "run", "sys", "tmp"];
+
+/// Folders that are needed only during an installation of Debian's packages.
+const EMPTIED: [&str; 4] = [
     "var/cache/apt",
     "var/cache/ldconfig",
     "var/lib/apt/lists",
@@ -33,15 +34,19 @@ const REMOVED: [&str; 5] = [
 ];
 
 /// Completes the tree of an image.
-pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
-    for path in REMOVED {
-        tree.remove(path);
-    }
-    for path in EMPTIED {
-        tree.clear(path);
-        if tree.get(path).is_none() {
-            tree.put(path, Node::Directory(Meta::root(0o755)))?;
+pub fn finish(root: &mut Root, recipe: &Recipe) -> Result<(), TreeError> {
+    let (tree, env) = (&mut root.tree, &root.env);
+    // Somebody else's image is left as it is, apart from what a guest needs.
+    if matches!(recipe.base, Base::Debian { .. }) {
+        for path in REMOVED {
+            tree.remove(path);
         }
+        for path in EMPTIED {
+            empty(tree, path)?;
+        }
+    }
+    for path in MOUNTED {
+        empty(tree, path)?;
     }
     // An empty machine-id is filled in at each start; a missing one is an error to some programs.
     put(tree, "etc/machine-id", "")?;
@@ -56,9 +61,13 @@ pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
         "etc/resolv.conf",
         "# filled in by forkd-agent when the guest has a network\n",
     )?;
-    let environment = environment(recipe);
+    let environment = environment(recipe, env);
     put(tree, "etc/environment", &environment)?;
     put(tree, "etc/forkd/env", &environment)?;
+    let defaults = defaults(&root.run);
+    if !defaults.is_empty() {
+        put(tree, "etc/forkd/defaults", &defaults)?;
+    }
     for file in &recipe.files {
         let content = Content::Inline(file.content.as_slice().into());
         tree.put_file(&file.path, Meta::root(file.mode), content)?;
@@ -66,14 +75,36 @@ pub fn finish(tree: &mut Tree, recipe: &Recipe) -> Result<(), TreeError> {
     Ok(())
 }
 
-/// Writes a file over the existing one, or over a link.
-fn put(tree: &mut Tree, path: &str, text: &str) -> Result<(), TreeError> {
-    tree.put_text(path, 0o644, text)
+/// Makes a folder, and removes what is in it. A link in its place, such as `tmp` to `var/tmp`, is replaced.
+fn empty(tree: &mut Tree, path: &str) -> Result<(), TreeError> {
+    tree.clear(path);
+    if !matches!(tree.get(path), Some(Node::Directory(_))) {
+        let mode = if path == "tmp" { 0o1777 } else { 0o755 };
+        tree.put(path, Node::Directory(Meta::root(mode)))?;
+    }
+    Ok(())
 }
 
-/// `KEY=VALUE` lines. The recipe may override `PATH`, too.
-fn environment(recipe: &Recipe) -> String {
-    let mut env = recipe.env.clone();
+/// Writes a file over the existing one, or over a link.
+fn put(tree: &mut Tree, path: &str, text: &str) -> Result<(), TreeError> {
+    let path = tree.through_links(path)?;
+    tree.put_text(&path, 0o644, text)
+}
+
+/// Who and where the agent runs a program when a request does not say.
+fn defaults(run: &RunDefaults) -> String {
+    let line = |key: &str, value: &Option<String>| {
+        value
+            .as_ref()
+            .map_or_else(String::new, |value| format!("{key}={value}\n"))
+    };
+    line("user", &run.user) + &line("cwd", &run.working_dir)
+}
+
+/// `KEY=VALUE` lines. What the source brings comes first: the recipe may override `PATH`, too.
+fn environment(recipe: &Recipe, of_source: &BTreeMap<String, String>) -> String {
+    let mut env = of_source.clone();
+    env.extend(recipe.env.clone());
     env.entry("PATH".into()).or_insert_with(|| PATH.into());
     env.into_iter()
         .map(|(name, value)| format!("{name}={value}\n"))
@@ -83,6 +114,21 @@ fn environment(recipe: &Recipe) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::root::ImageSource;
+
+    fn root(tree: Tree) -> Root {
+        Root {
+            tree,
+            packages: Vec::new(),
+            source: ImageSource::Oci {
+                image: "oci:x".into(),
+                digest: String::new(),
+            },
+            kernel: None,
+            env: BTreeMap::new(),
+            run: RunDefaults::default(),
+        }
+    }
 
     #[test]
     fn an_image_is_complete_and_clean() {
@@ -102,7 +148,9 @@ mod tests {
         )
         .unwrap();
         let recipe = Recipe::built_in("python-numpy").unwrap();
-        finish(&mut tree, &recipe).unwrap();
+        let mut root = root(tree);
+        finish(&mut root, &recipe).unwrap();
+        let tree = root.tree;
         assert_eq!(tree.read("etc/machine-id").unwrap(), b"");
         assert!(tree.read("etc/resolv.conf").is_ok());
         let env = String::from_utf8(tree.read("etc/forkd/env").unwrap()).unwrap();
@@ -117,13 +165,37 @@ mod tests {
     }
 
     #[test]
+    fn a_container_image_keeps_its_logs_and_gets_its_environment() {
+        let mut tree = Tree::default();
+        tree.put_text("var/log/x", 0o644, "x").unwrap();
+        tree.put("etc", Node::Symlink(Meta::root(0o777), "usr/etc".into()))
+            .unwrap();
+        tree.put("tmp", Node::Symlink(Meta::root(0o777), "/gone".into()))
+            .unwrap();
+        let recipe = Recipe::of_image("x".parse().unwrap(), "oci:x", forkd_types::MiB(64));
+        let mut root = root(tree);
+        root.env = BTreeMap::from([("PATH".into(), "/app".into())]);
+        root.run.user = Some("app".into());
+        root.run.working_dir = Some("/srv".into());
+        finish(&mut root, &recipe).unwrap();
+        let tree = root.tree;
+        let defaults = tree.read("usr/etc/forkd/defaults").unwrap();
+        assert_eq!(defaults, b"user=app\ncwd=/srv\n");
+        assert!(tree.get("var/log/x").is_some());
+        assert!(matches!(tree.get("tmp"), Some(Node::Directory(_))));
+        assert_eq!(tree.read("usr/etc/forkd/env").unwrap(), b"PATH=/app\n");
+    }
+
+    #[test]
     fn the_recipes_files_have_the_last_word() {
         let text = "schema = 1\nname = \"x\"\ndisk_mib = 256\nmemory_mib = 128\nvcpus = 1\n\
             [base]\ndebian = \"trixie\"\n[env]\nPATH = \"/bin\"\n\
             [[files]]\npath = \"/etc/hostname\"\ncontent = \"mine\"\nmode = 0o600\n";
         let recipe = Recipe::parse(text, std::path::Path::new("r")).unwrap();
-        let mut tree = Tree::default();
-        finish(&mut tree, &recipe).unwrap();
+        let tree = Tree::default();
+        let mut root = root(tree);
+        finish(&mut root, &recipe).unwrap();
+        let tree = root.tree;
         assert_eq!(tree.read("etc/hostname").unwrap(), b"mine");
         assert_eq!(tree.read("etc/environment").unwrap(), b"PATH=/bin\n");
     }

@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeError};
 use crate::root::ext4::{self, Disk, Ext4Error};
 use crate::root::tree::TreeError;
-use crate::root::{Root, RootError, RootSource};
+use crate::root::{ImageSource, Root, RootError, RootSource};
 use forkd_formats::image::ImageRecordError;
 use record::ImageRecord;
 
@@ -133,13 +133,18 @@ fn write(
     staging: &Path,
     progress: &Progress,
 ) -> Result<Key, ImageError> {
-    finish::finish(&mut root.tree, recipe).map_err(|source| ImageError::Finish {
+    finish::finish(&mut root, recipe).map_err(|source| ImageError::Finish {
         name: recipe.name.to_string(),
         source,
     })?;
     let epoch = root.tree.clamp_times(i64::MAX);
     let contents = serde_json::json!(root.packages).to_string();
-    let uuid = uuid(&[LAYOUT, &recipe.fingerprint(), contents.as_bytes()]);
+    let uuid = match &root.source {
+        ImageSource::Debian { .. } => uuid(&[LAYOUT, &recipe.fingerprint(), contents.as_bytes()]),
+        ImageSource::Oci { digest, .. } => {
+            uuid(&[LAYOUT, &recipe.fingerprint(), digest.as_bytes()])
+        }
+    };
     let disk = Disk {
         size: recipe.disk,
         uuid,
@@ -235,6 +240,8 @@ mod tests {
                 variant: crate::recipe::Variant::Minbase,
             },
             kernel: None,
+            env: std::collections::BTreeMap::new(),
+            run: crate::root::RunDefaults::default(),
         };
         write(&recipe, root, folder.path(), &Progress::silent()).unwrap();
         let image = Image::open(folder.path()).unwrap();

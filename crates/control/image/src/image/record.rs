@@ -8,6 +8,8 @@ use crate::root::Root;
 
 /// The record of a root that is about to become the image of a recipe. The UUID follows with the disk.
 pub(super) fn new(recipe: &Recipe, root: Root, disk: FileDigest) -> ImageRecord {
+    let mut env = root.env;
+    env.extend(recipe.env.clone());
     ImageRecord {
         schema: SCHEMA,
         name: recipe.name.to_string(),
@@ -18,9 +20,10 @@ pub(super) fn new(recipe: &Recipe, root: Root, disk: FileDigest) -> ImageRecord 
         uuid: String::new(),
         memory_mib: recipe.memory,
         vcpus: recipe.vcpus,
-        env: recipe.env.clone(),
+        env,
         warmup: recipe.warmup.clone(),
         kernel: root.kernel,
         packages: root.packages,
+        run: root.run,
     }
 }

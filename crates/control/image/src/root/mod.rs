@@ -1,15 +1,17 @@
 //! Root file systems: sources, content, and the disk they become.
 //!
 //! A [`RootSource`] fetches files into a [`tree::Tree`] in memory; [`ext4`] writes the tree to a disk.
-//! Another source, such as layers of an OCI image, needs only a new `RootSource`.
 
 pub mod ext4;
+pub mod layer;
+pub mod oci;
 pub mod tar;
 pub mod tree;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-pub use forkd_formats::image::{ImageSource, PackageRecord};
+pub use forkd_formats::image::{ImageSource, PackageRecord, RunDefaults};
 use thiserror::Error;
 
 use crate::debian::bootstrap::BootstrapError;
@@ -26,6 +28,10 @@ pub struct Root {
     pub source: ImageSource,
     /// The release of the kernel whose modules are among them.
     pub kernel: Option<String>,
+    /// The environment that its source brings.
+    pub env: BTreeMap<String, String>,
+    /// How its programs expect to run.
+    pub run: RunDefaults,
 }
 
 /// Why a source gave no root.
@@ -33,10 +39,12 @@ pub struct Root {
 pub enum RootError {
     #[error("Debian's packages could not be made into a root")]
     Debian(#[from] BootstrapError),
+    #[error("the container image could not be made into a root")]
+    Oci(#[from] oci::OciRootError),
 }
 
-/// A source of roots. Debian's packages are one. Layers of an OCI image would be another: each source reads
-/// into a [`Tree`], and everything after that is the same.
+/// A source of roots: Debian's packages, or the layers of a container image. Each source reads into a [`Tree`], and
+/// everything after that is the same.
 pub trait RootSource {
     /// Everything that affects the result.
     fn fingerprint(&self) -> Vec<u8>;

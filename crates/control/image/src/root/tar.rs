@@ -60,8 +60,19 @@ fn read_entries(path: &Path) -> Result<Tree, Problem> {
     Ok(tree)
 }
 
-fn add(tree: &mut Tree, file: &Arc<File>, mut entry: Entry<'_, &File>) -> Result<(), Problem> {
+fn add(tree: &mut Tree, file: &Arc<File>, entry: Entry<'_, &File>) -> Result<(), Problem> {
     let name = text(&entry.path_bytes())?;
+    put(tree, file, &name, entry, None)
+}
+
+/// Puts an entry at `name`. `content` stands for the bytes of a file that do not lie in the archive as they are.
+pub(super) fn put(
+    tree: &mut Tree,
+    file: &Arc<File>,
+    name: &str,
+    mut entry: Entry<'_, &File>,
+    content: Option<Content>,
+) -> Result<(), Problem> {
     let xattrs = xattrs(&mut entry)?;
     let header = entry.header();
     let meta = Meta {
@@ -70,38 +81,45 @@ fn add(tree: &mut Tree, file: &Arc<File>, mut entry: Entry<'_, &File>) -> Result
         gid: id(header.gid()?)?,
         mtime: i64::try_from(header.mtime()?).unwrap_or(0),
     };
-    match header.entry_type() {
-        EntryType::Regular | EntryType::Continuous => {
+    match (header.entry_type(), content) {
+        (_, Some(content)) => tree.put_file(name, meta, content)?,
+        (EntryType::Regular | EntryType::Continuous, None) => {
             let content = Content::Part {
                 file: file.clone(),
                 offset: entry.raw_file_position(),
                 length: entry.size(),
             };
-            tree.put_file(&name, meta, content)?;
+            tree.put_file(name, meta, content)?;
         }
-        EntryType::Link => tree.link(&name, &link_target(&entry)?)?,
-        EntryType::Symlink => tree.put(&name, Node::Symlink(meta, link_target(&entry)?))?,
-        EntryType::Directory => tree.put(&name, Node::Directory(meta))?,
-        EntryType::Fifo => tree.put(&name, Node::Fifo(meta))?,
-        EntryType::Char => {
-            let (major, minor) = device(&entry)?;
-            tree.put(&name, Node::Character(meta, major, minor))?;
+        (EntryType::Link, None) => {
+            let target = tree.through_links(&super::tree::normalise(&link_target(&entry)?)?)?;
+            tree.link(name, &target)?;
         }
-        EntryType::Block => {
+        (EntryType::Symlink, None) => tree.put(name, Node::Symlink(meta, link_target(&entry)?))?,
+        (EntryType::Directory, None) => tree.put(name, Node::Directory(meta))?,
+        (EntryType::Fifo, None) => tree.put(name, Node::Fifo(meta))?,
+        (EntryType::Char, None) => {
             let (major, minor) = device(&entry)?;
-            tree.put(&name, Node::Block(meta, major, minor))?;
+            tree.put(name, Node::Character(meta, major, minor))?;
+        }
+        (EntryType::Block, None) => {
+            let (major, minor) = device(&entry)?;
+            tree.put(name, Node::Block(meta, major, minor))?;
         }
         // Settings for the whole archive, which say nothing about a file.
-        EntryType::XGlobalHeader => return Ok(()),
-        kind => return Err(Problem::OddEntry { name, kind }),
+        (EntryType::XGlobalHeader, None) => return Ok(()),
+        (kind, None) => {
+            let name = name.to_owned();
+            return Err(Problem::OddEntry { name, kind });
+        }
     }
     for (attribute, value) in xattrs {
-        tree.set_xattr(&name, &attribute, &value)?;
+        tree.set_xattr(name, &attribute, &value)?;
     }
     Ok(())
 }
 
-fn text(bytes: &[u8]) -> Result<String, Problem> {
+pub(super) fn text(bytes: &[u8]) -> Result<String, Problem> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.to_owned()),
         Err(_) => Err(Problem::NotText {

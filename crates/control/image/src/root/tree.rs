@@ -20,7 +20,12 @@ pub enum TreeError {
     NotAFolder { path: String },
     #[error("{path} is a hard link to {target}, which is not a file in the root")]
     DanglingLink { path: String, target: String },
+    #[error("{path} leads through too many symbolic links")]
+    LinkLoop { path: String },
 }
+
+/// Symbolic links that are followed on the way to one path.
+const MAX_LINKS: usize = 40;
 
 /// Owner, permissions and time of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,6 +241,41 @@ impl Tree {
             }),
             None => self.put(parent, Node::Directory(Meta::root(0o755))),
         }
+    }
+
+    /// The path with every symbolic link on the way replaced by its target; the last part is taken as it is. Links lead
+    /// only inside the tree: `..` at the root stays at the root, as in a guest.
+    pub fn through_links(&self, path: &str) -> Result<String, TreeError> {
+        let mut links = 0;
+        let mut done: Vec<String> = Vec::new();
+        let mut todo: Vec<String> = path.rsplit('/').map(str::to_owned).collect();
+        while let Some(part) = todo.pop() {
+            match part.as_str() {
+                "" | "." => continue,
+                ".." => {
+                    done.pop();
+                    continue;
+                }
+                _ => done.push(part),
+            }
+            if todo.is_empty() {
+                break;
+            }
+            if let Some(Node::Symlink(_, target)) = self.nodes.get(&done.join("/")) {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(TreeError::LinkLoop {
+                        path: path.to_owned(),
+                    });
+                }
+                done.pop();
+                if target.starts_with('/') {
+                    done.clear();
+                }
+                todo.extend(target.rsplit('/').map(str::to_owned));
+            }
+        }
+        Ok(done.join("/"))
     }
 
     /// Removes a path and everything below it. The root itself stays.

@@ -1,5 +1,6 @@
 //! Processes: started, followed, signalled, reaped.
 
+mod defaults;
 mod follow;
 mod log;
 pub mod pump;

@@ -13,6 +13,7 @@ use rustix::pipe::PipeFlags;
 use rustix::pty::OpenptFlags;
 use tokio::io::unix::AsyncFd;
 
+use super::defaults::Defaults;
 use super::reaper::{Child, Reaper};
 use super::users::{User, Users};
 use crate::error;
@@ -50,13 +51,15 @@ pub fn spawn_with(
     stdin: Option<OwnedFd>,
 ) -> Result<Spawned, AgentError> {
     let argv = argv(request)?;
+    let defaults = Defaults::load();
     let user = request
         .user
         .as_deref()
+        .or(defaults.user.as_deref())
         .map(|user| Users::load().find(user))
         .transpose()?;
     let mut command = command(request, &argv, user.as_ref())?;
-    let cwd = cwd(request, user.as_ref());
+    let cwd = cwd(request, &defaults, user.as_ref());
     command.current_dir(&cwd);
     let ends = match request.pty {
         Some(size) => Ends::pty(&mut command, size),
@@ -171,8 +174,8 @@ fn image_env() -> Vec<(OsString, OsString)> {
         .collect()
 }
 
-fn cwd(request: &ExecRequest, user: Option<&User>) -> String {
-    if let Some(cwd) = &request.cwd {
+fn cwd(request: &ExecRequest, defaults: &Defaults, user: Option<&User>) -> String {
+    if let Some(cwd) = request.cwd.as_ref().or(defaults.cwd.as_ref()) {
         return cwd.clone();
     }
     let home = user.map_or("/root".as_ref(), |user| user.home.as_path());

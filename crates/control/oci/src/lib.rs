@@ -1,0 +1,21 @@
+//! Container images of strangers.
+//!
+//! [`source`] parses where an image lies, [`open`] finds its manifest and configuration there, and [`layer`] turns its
+//! layers into plain tar archives. Every byte is checked against the digest that names it, and every size against
+//! [`limits`].
+
+pub mod archive;
+pub mod config;
+pub mod digest;
+pub mod layer;
+pub mod layout;
+pub mod limits;
+pub mod manifest;
+pub mod part;
+pub mod source;
+
+mod error;
+mod image;
+
+pub use error::OciError;
+pub use image::{Image, Layer, open};

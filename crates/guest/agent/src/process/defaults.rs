@@ -1,0 +1,48 @@
+//! Who and where a process runs when a request does not say: the image may have put that into a file.
+
+use std::fs;
+
+/// Lines `user=…` and `cwd=…`; both may be missing, and so may the file.
+const FILE: &str = "/etc/forkd/defaults";
+
+/// What the image says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Defaults {
+    /// A name, a number, or a pair of them with a colon.
+    pub user: Option<String>,
+    pub cwd: Option<String>,
+}
+
+impl Defaults {
+    /// Reads the file of the image.
+    pub fn load() -> Self {
+        Self::parse(&fs::read_to_string(FILE).unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let value = |key: &str| {
+            let mut lines = text.lines();
+            let found = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+            found.filter(|value| !value.is_empty()).map(str::to_owned)
+        };
+        Self {
+            user: value("user"),
+            cwd: value("cwd").filter(|cwd| cwd.starts_with('/')),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_odd_says_nothing() {
+        let read = Defaults::parse("cwd=/srv\nother=1\nuser=app:app\nuser=b\n");
+        assert_eq!(read.user.as_deref(), Some("app:app"));
+        assert_eq!(read.cwd.as_deref(), Some("/srv"));
+        for text in ["", "user\ncwd=\n", "cwd=relative", "\0"] {
+            assert_eq!(Defaults::parse(text), Defaults::default(), "{text:?}");
+        }
+    }
+}

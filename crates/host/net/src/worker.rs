@@ -1,0 +1,386 @@
+//! One thread that serves a share of the sandboxes.
+//!
+//! The program sends [`Job`]s; the worker answers with [`Report`]s. Everything that runs for one sandbox runs inside
+//! [`guarded`]: a panic there ends the network of that sandbox and nothing else.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+use forkd_net_proto::{EndCause, NetCommand, NetCounters, NetError, NetReply};
+use forkd_types::{Policy, SandboxId};
+use rustix::event::{Timespec, epoll};
+
+use crate::program::resolvers::read_resolvers;
+use crate::sandbox::{After, Context, FRAMES, Sandbox};
+use crate::{HostAddresses, wire};
+
+/// The token of the descriptor that announces jobs.
+const WAKE: u64 = u64::MAX;
+/// How often time-outs are looked at while a host socket is open.
+const TICK: Duration = Duration::from_millis(100);
+/// How old the addresses and name servers of the host may be.
+const REFRESH: Duration = Duration::from_secs(2);
+const MAX_EVENTS: usize = 256;
+
+/// Work for a worker.
+pub enum Job {
+    Attach {
+        ticket: Ticket,
+        id: SandboxId,
+        /// Tells this attachment from earlier ones of the same sandbox.
+        attachment: u64,
+        policy: Policy,
+        generation: u64,
+        frames: OwnedFd,
+    },
+    Command {
+        ticket: Ticket,
+        command: NetCommand,
+    },
+    /// The sum of all counters.
+    Totals(Sender<NetCounters>),
+}
+
+/// Who asked, and under which number.
+#[derive(Debug, Clone, Copy)]
+pub struct Ticket {
+    pub client: u64,
+    pub seq: u64,
+}
+
+/// Word from a worker.
+pub enum Report {
+    Answer {
+        ticket: Ticket,
+        result: Result<NetReply, NetError>,
+    },
+    Ended {
+        id: SandboxId,
+        attachment: u64,
+        why: EndCause,
+    },
+}
+
+/// A sandbox and its place.
+struct Served {
+    id: SandboxId,
+    attachment: u64,
+    sandbox: Sandbox,
+    busy: bool,
+}
+
+pub struct Worker {
+    epoll: OwnedFd,
+    jobs: Receiver<Job>,
+    wake: Arc<OwnedFd>,
+    reports: Sender<Report>,
+    /// Wakes the program.
+    notify: Arc<OwnedFd>,
+    served: Vec<Option<Served>>,
+    places: HashMap<SandboxId, u32>,
+    /// Counters of sandboxes that ended.
+    past: NetCounters,
+    host: HostAddresses,
+    /// Name servers from the command line, which are never read again.
+    fixed_resolvers: Vec<SocketAddr>,
+    resolvers: Vec<SocketAddr>,
+    refreshed: Instant,
+    ticked: Instant,
+    buffer: Vec<u8>,
+}
+
+impl Worker {
+    pub fn new(
+        jobs: Receiver<Job>,
+        wake: Arc<OwnedFd>,
+        reports: Sender<Report>,
+        notify: Arc<OwnedFd>,
+        fixed_resolvers: Vec<SocketAddr>,
+    ) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(
+            &epoll,
+            &wake,
+            epoll::EventData::new_u64(WAKE),
+            epoll::EventFlags::IN,
+        )?;
+        let now = Instant::now();
+        let mut worker = Self {
+            epoll,
+            jobs,
+            wake,
+            reports,
+            notify,
+            served: Vec::new(),
+            places: HashMap::new(),
+            past: NetCounters::default(),
+            host: HostAddresses::default(),
+            fixed_resolvers,
+            resolvers: Vec::new(),
+            refreshed: now,
+            ticked: now,
+            buffer: Vec::with_capacity(wire::MAX_FRAME),
+        };
+        worker.refresh(now)?;
+        Ok(worker)
+    }
+
+    /// Serves until the program ends.
+    pub fn run(mut self) {
+        let mut events = Vec::with_capacity(MAX_EVENTS);
+        loop {
+            events.clear();
+            let waited = epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                self.timeout().as_ref(),
+            );
+            if waited.is_err() {
+                events.clear();
+            }
+            let now = Instant::now();
+            if now.saturating_duration_since(self.refreshed) > REFRESH {
+                // Without the tables the last known addresses stay in force.
+                let _ = self.refresh(now);
+            }
+            for event in &events {
+                let token = event.data.u64();
+                if token == WAKE {
+                    let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
+                    continue;
+                }
+                let (place, slot) = ((token >> 32) as u32, token as u32);
+                let flags = event.flags;
+                self.guarded(place, now, |sandbox, cx| sandbox.on_ready(slot, flags, cx));
+            }
+            self.go_on(now);
+            self.tick(now);
+            if !self.take_jobs(now) {
+                return;
+            }
+        }
+    }
+
+    fn timeout(&self) -> Option<Timespec> {
+        let served = self.served.iter().flatten();
+        let (busy, timers) = served.fold((false, false), |(busy, timers), served| {
+            (busy || served.busy, timers || served.sandbox.has_timers())
+        });
+        let wait = match (busy, timers) {
+            (true, _) => Duration::ZERO,
+            (_, true) => TICK,
+            _ => return None,
+        };
+        Timespec::try_from(wait).ok()
+    }
+
+    fn refresh(&mut self, now: Instant) -> std::io::Result<()> {
+        self.refreshed = now;
+        self.resolvers = match self.fixed_resolvers.is_empty() {
+            true => read_resolvers(),
+            false => self.fixed_resolvers.clone(),
+        };
+        self.host = HostAddresses::read()?;
+        Ok(())
+    }
+
+    fn go_on(&mut self, now: Instant) {
+        for place in 0..self.served.len() {
+            if self
+                .served
+                .get(place)
+                .is_some_and(|served| served.as_ref().is_some_and(|s| s.busy))
+            {
+                self.guarded(place as u32, now, |sandbox, cx| sandbox.go_on(cx));
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.ticked) < TICK {
+            return;
+        }
+        self.ticked = now;
+        for place in 0..self.served.len() {
+            let due =
+                |served: &Option<Served>| served.as_ref().is_some_and(|s| s.sandbox.has_timers());
+            if self.served.get(place).is_some_and(due) {
+                self.guarded(place as u32, now, |sandbox, cx| sandbox.tick(cx));
+            }
+        }
+    }
+
+    /// Does something for one sandbox. A panic ends its network.
+    fn guarded(
+        &mut self,
+        place: u32,
+        now: Instant,
+        work: impl FnOnce(&mut Sandbox, &mut Context<'_>) -> After,
+    ) {
+        let Some(Some(served)) = self.served.get_mut(place as usize) else {
+            return;
+        };
+        let mut cx = Context {
+            epoll: self.epoll.as_fd(),
+            index: place,
+            now,
+            host: &self.host,
+            resolvers: &self.resolvers,
+            buffer: &mut self.buffer,
+        };
+        let sandbox = &mut served.sandbox;
+        let after = catch_unwind(AssertUnwindSafe(|| work(sandbox, &mut cx)));
+        match after {
+            Ok(After::Waiting) => served.busy = false,
+            Ok(After::Busy) => served.busy = true,
+            Ok(After::Closed) => self.end(place, Some(EndCause::Closed)),
+            Err(_) => self.end(place, Some(EndCause::Failed)),
+        }
+    }
+
+    fn end(&mut self, place: u32, why: Option<EndCause>) {
+        let Some(served) = self.served.get_mut(place as usize).and_then(Option::take) else {
+            return;
+        };
+        self.past.add(&served.sandbox.counters());
+        self.places.remove(&served.id);
+        if let Some(why) = why {
+            self.report(Report::Ended {
+                id: served.id,
+                attachment: served.attachment,
+                why,
+            });
+        }
+    }
+
+    fn report(&self, report: Report) {
+        // The program lives as long as its workers do.
+        let _ = self.reports.send(report);
+        let _ = rustix::io::write(&*self.notify, &1u64.to_ne_bytes());
+    }
+
+    /// False once the program is gone.
+    fn take_jobs(&mut self, now: Instant) -> bool {
+        loop {
+            match self.jobs.try_recv() {
+                Ok(job) => self.job(job, now),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn job(&mut self, job: Job, now: Instant) {
+        match job {
+            Job::Attach {
+                ticket,
+                id,
+                attachment,
+                policy,
+                generation,
+                frames,
+            } => {
+                if let Some(place) = self.places.get(&id).copied() {
+                    self.end(place, None);
+                }
+                let sandbox = Sandbox::new(frames, policy, generation, now);
+                let result = self.admit(Served {
+                    id,
+                    attachment,
+                    sandbox,
+                    busy: false,
+                });
+                self.report(Report::Answer { ticket, result });
+            }
+            Job::Command { ticket, command } => {
+                let result = self.command(command, now);
+                self.report(Report::Answer { ticket, result });
+            }
+            Job::Totals(answer) => {
+                let mut sum = self.past;
+                for served in self.served.iter().flatten() {
+                    sum.add(&served.sandbox.counters());
+                }
+                let _ = answer.send(sum);
+            }
+        }
+    }
+
+    fn admit(&mut self, served: Served) -> Result<NetReply, NetError> {
+        let place = match self.served.iter().position(Option::is_none) {
+            Some(place) => place,
+            None => {
+                self.served.push(None);
+                self.served.len() - 1
+            }
+        };
+        let place = place as u32;
+        let token = epoll::EventData::new_u64(u64::from(place) << 32 | u64::from(FRAMES));
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &served.sandbox, token, flags).map_err(|error| {
+            NetError::Socket {
+                reason: error.to_string(),
+            }
+        })?;
+        self.places.insert(served.id.clone(), place);
+        if let Some(free) = self.served.get_mut(place as usize) {
+            *free = Some(served);
+        }
+        Ok(NetReply::Done)
+    }
+
+    fn command(&mut self, command: NetCommand, now: Instant) -> Result<NetReply, NetError> {
+        let id = command.sandbox().cloned();
+        let place = id.as_ref().and_then(|id| self.places.get(id).copied());
+        let (Some(id), Some(place)) = (id.clone(), place) else {
+            return match (command, id) {
+                (NetCommand::Detach { .. }, _) | (_, None) => Ok(NetReply::Done),
+                (_, Some(id)) => Err(NetError::Unknown { id }),
+            };
+        };
+        if let NetCommand::Detach { .. } = command {
+            self.end(place, None);
+            return Ok(NetReply::Done);
+        }
+        let mut result = Err(NetError::Unknown { id });
+        self.guarded(place, now, |sandbox, cx| {
+            result = Ok(serve(sandbox, command, cx));
+            After::Busy
+        });
+        result
+    }
+}
+
+fn serve(sandbox: &mut Sandbox, command: NetCommand, cx: &mut Context<'_>) -> NetReply {
+    match command {
+        NetCommand::SetPolicy {
+            policy, generation, ..
+        } => {
+            sandbox.set_policy(policy, generation, cx);
+            NetReply::Done
+        }
+        NetCommand::Reset { .. } => {
+            sandbox.reset(cx);
+            NetReply::Done
+        }
+        NetCommand::Stats { .. } => NetReply::Stats(sandbox.stats()),
+        NetCommand::Flows { .. } => {
+            let (flows, count) = sandbox.open_flows(cx.now);
+            NetReply::Flows { flows, count }
+        }
+        NetCommand::Log { after, .. } => {
+            let (entries, lost) = sandbox.log_after(after);
+            NetReply::Log { entries, lost }
+        }
+        NetCommand::Attach { .. }
+        | NetCommand::Detach { .. }
+        | NetCommand::Hello { .. }
+        | NetCommand::Totals
+        | NetCommand::List { .. } => NetReply::Done,
+    }
+}

@@ -5,7 +5,7 @@
 //! for the disk goes through [`App::blocking`], off the threads that serve requests.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
@@ -17,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::error::{Error, chain};
 use crate::events::Events;
-use crate::launch::{Dirs, Launcher};
+use crate::launch::{Demand, Dirs, Launcher};
 use crate::limits::{CutSlot, Limits};
 use crate::ops::writing::WritingTags;
 use crate::owners::SnapshotOwners;
 use crate::private::{passage_dir, private_dir};
 use crate::sandbox::{Registry, SandboxHandle};
 use crate::state::{Db, SandboxRecord};
-use crate::touched::Touched;
+use crate::touched::{self, Touched};
 
 /// The state of the daemon that every request shares.
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub struct App {
     pub owners: SnapshotOwners,
     /// Children that may be starting at once.
     pub start_slots: Semaphore,
+    /// How many shells recent bursts needed.
+    pub demand: Demand,
     /// The daemon is about to stop.
     pub stopping: CancellationToken,
     /// One at a time for each workspace.
@@ -59,8 +61,11 @@ pub struct App {
 /// How long to wait before a process that does not end is killed again.
 const KILL_AGAIN: Duration = Duration::from_secs(5);
 
-/// A child that starts waits for its guest most of the time.
-const STARTS_PER_CPU: usize = 4;
+/// How many children start at once. A start is work of a processor, in the guest as well, so more starts at once than
+/// processors only make each of them later.
+fn starts_at_once(cpus: usize) -> usize {
+    (cpus * 3 / 2).max(1)
+}
 
 impl App {
     /// Opens everything. Sandboxes of an earlier daemon are not adopted yet.
@@ -109,7 +114,8 @@ impl App {
             }),
             limits,
             owners,
-            start_slots: Semaphore::new(STARTS_PER_CPU * cpus),
+            start_slots: Semaphore::new(starts_at_once(cpus)),
+            demand: Demand::default(),
             stopping: CancellationToken::new(),
             workspace_locks: crate::ops::workspaces::Locks::default(),
         });
@@ -137,16 +143,16 @@ impl App {
 
     /// Forgets which pages children of deleted snapshots touched.
     pub fn sweep_touched(&self) {
-        let states = self
+        let keys = self
             .store
             .list()
             .iter()
             .filter_map(|entry| match entry {
-                Entry::Whole(manifest) => Some(manifest.state.digest),
+                Entry::Whole(manifest) => Some(touched::key(manifest)),
                 Entry::Broken { .. } => None,
             })
             .collect();
-        if let Err(error) = self.touched.keep_only(&states) {
+        if let Err(error) = self.touched.keep_only(&keys) {
             tracing::warn!(%error, "recorded pages of deleted snapshots not removed");
         }
     }
@@ -242,11 +248,12 @@ impl App {
         Ok(self.launcher.release(&gone).await?)
     }
 
-    /// Keeps shells of the shape that was used last, in place of those of another.
+    /// Keeps shells of the shape that was used last, in place of those of another. Recent bursts decide how many.
     pub async fn keep_ready(&self, shape: Shape) -> Result<(), SpawnerError> {
         if self.config.pool == 0 {
             return Ok(());
         }
-        self.launcher.keep_ready(shape, self.config.pool).await
+        let depth = self.demand.depth(self.config.pool, Instant::now());
+        self.launcher.keep_ready(shape, depth).await
     }
 }

@@ -1,7 +1,8 @@
 //! Which pages the first child of a snapshot touches until it is ready. The children after it find them present.
 //!
-//! The VMM writes and checks these files. They lie beside the store by the digest of the snapshot's state, and can
-//! be lost without harm.
+//! The VMM writes and checks these files. They lie beside the store by the digest of the snapshot's oldest memory layer,
+//! so branches and live forks use the set of the snapshot that they descend from: a guest wakes up in the same code
+//! whatever it did before. The files can be lost without harm.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -10,7 +11,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forkd_store::volatile_file;
+use forkd_store::{Manifest, volatile_file};
 use forkd_types::Digest;
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::Command;
@@ -23,6 +24,12 @@ use crate::launch::FdList;
 const UNFINISHED: &str = "new";
 /// The largest set that is kept, far above what a VMM writes.
 const MAX_BYTES: u64 = 1 << 20;
+
+/// The key of a snapshot's set, which all snapshots have in common that descend from one parent.
+pub fn key(manifest: &Manifest) -> Digest {
+    let oldest = manifest.memory.layers.first();
+    oldest.map_or(manifest.state.digest, |layer| layer.digest)
+}
 
 /// The recorded sets.
 #[derive(Debug)]
@@ -42,20 +49,20 @@ impl Touched {
         })
     }
 
-    fn path(&self, state: &Digest) -> PathBuf {
-        self.dir.join(state.hex())
+    fn path(&self, key: &Digest) -> PathBuf {
+        self.dir.join(key.hex())
     }
 
     /// The set of a snapshot, if there is one.
-    pub fn get(&self, state: &Digest) -> Option<File> {
-        File::open(self.path(state)).ok()
+    pub fn get(&self, key: &Digest) -> Option<File> {
+        File::open(self.path(key)).ok()
     }
 
     /// Removes the sets of all other snapshots, but for those that are being recorded.
-    pub fn keep_only(&self, states: &HashSet<Digest>) -> io::Result<()> {
+    pub fn keep_only(&self, keys: &HashSet<Digest>) -> io::Result<()> {
         // Held until the end, so that none is begun meanwhile.
         let busy = self.busy();
-        let wanted: HashSet<String> = states.iter().map(Digest::hex).collect();
+        let wanted: HashSet<String> = keys.iter().map(Digest::hex).collect();
         let written: HashSet<String> = busy.iter().map(Digest::hex).collect();
         for entry in std::fs::read_dir(&self.dir)? {
             let entry = entry?;
@@ -73,12 +80,12 @@ impl Touched {
         Ok(())
     }
 
-    fn begin(&self, state: Digest) -> bool {
-        self.get(&state).is_none() && self.busy().insert(state)
+    fn begin(&self, key: Digest) -> bool {
+        self.get(&key).is_none() && self.busy().insert(key)
     }
 
-    fn end(&self, state: &Digest) {
-        self.busy().remove(state);
+    fn end(&self, key: &Digest) {
+        self.busy().remove(key);
     }
 
     fn busy(&self) -> std::sync::MutexGuard<'_, HashSet<Digest>> {
@@ -87,20 +94,20 @@ impl Touched {
 }
 
 /// Records what a child that has just become ready touched, unless another child of the snapshot has done it.
-pub async fn record(app: &Arc<App>, vmm: &Vmm, state: Digest) {
-    if !app.touched.begin(state) {
+pub async fn record(app: &Arc<App>, vmm: &Vmm, key: Digest) {
+    if !app.touched.begin(key) {
         return;
     }
     let asked = ask(vmm).await;
     let app = Arc::clone(app);
     // The child need not wait for the disk.
     tokio::task::spawn_blocking(move || {
-        let path = app.touched.path(&state);
+        let path = app.touched.path(&key);
         let written = asked.and_then(|file| keep(&file, &path).map_err(Error::io("write", &path)));
         if let Err(error) = written {
-            tracing::warn!(%state, error = error.chain(), "touched pages not recorded");
+            tracing::warn!(set = %key, error = error.chain(), "touched pages not recorded");
         }
-        app.touched.end(&state);
+        app.touched.end(&key);
     });
 }
 
@@ -149,6 +156,26 @@ mod tests {
         written.set_len(MAX_BYTES + 1).unwrap();
         assert!(keep(&written, &path).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"pages");
+    }
+
+    #[test]
+    fn a_branch_has_the_set_of_its_parent() {
+        let manifest = |state: u8, layers: &[u8]| -> Manifest {
+            let blob = |byte: u8| serde_json::json!({"digest": Digest([byte; 32]), "bytes": 4096});
+            let layers: Vec<_> = layers.iter().copied().map(blob).collect();
+            serde_json::from_value(serde_json::json!({
+                "schema": forkd_store::SCHEMA, "tag": "a", "created_at_unix": 1, "engine": "forkd",
+                "memory_mib": 1, "vcpus": 1, "cpu": "host", "state": blob(state),
+                "memory": {"layers": layers}, "disks": [],
+                "source": forkd_store::Source::default(), "origin": {"kind": "import"},
+                "versions": forkd_store::Versions::default(),
+            }))
+            .unwrap()
+        };
+        let parent = key(&manifest(1, &[7]));
+        assert_eq!(key(&manifest(2, &[7, 8])), parent);
+        assert_eq!(key(&manifest(3, &[7, 8, 9])), parent);
+        assert_ne!(key(&manifest(4, &[8])), parent);
     }
 
     #[test]

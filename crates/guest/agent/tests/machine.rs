@@ -139,21 +139,89 @@ async fn interpreters_of_one_child_do_not_share_their_seed() {
     assert_ne!(drawn[0], drawn[1]);
 }
 
+/// Makes a reseed raise an error.
+const SABOTAGE: &str = "import sys, types\nsys.modules['random'] = types.SimpleNamespace()";
+/// Starts a thread, so that code can run between two calls.
+const THREAD: &str = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()";
+
+fn code(code: &str) -> EvalRequest {
+    EvalRequest {
+        code: code.into(),
+        ..Default::default()
+    }
+}
+
 #[tokio::test]
-async fn an_interpreter_that_cannot_reseed_fails_the_identity() {
+async fn an_interpreter_with_a_thread_that_cannot_reseed_fails_the_identity() {
     let agent = TestAgent::start().await;
     let client = agent.connect().await;
-    let sabotage = "import sys, types\nsys.modules['random'] = types.SimpleNamespace()";
-    client
-        .eval(EvalRequest {
-            code: sabotage.into(),
-            ..Default::default()
-        })
-        .await
-        .unwrap();
+    for part in [THREAD, SABOTAGE] {
+        client.eval(code(part)).await.unwrap();
+    }
     let error = client.identity(identity("g", "ab")).await.unwrap_err();
     assert_eq!(error.code(), Some(ErrorCode::Internal));
     assert!(error.to_string().contains("python"), "{error}");
+}
+
+#[tokio::test]
+async fn an_idle_interpreter_that_cannot_reseed_runs_nothing_more() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    client.eval(code(SABOTAGE)).await.unwrap();
+    let before = client.interp_list().await.unwrap();
+    let report = client.identity(identity("g", "ab")).await.unwrap();
+    assert_eq!(report.interpreters, ["python"]);
+    let error = client.eval(code("1")).await.err().unwrap();
+    assert_eq!(error.code(), Some(ErrorCode::Internal));
+    assert!(error.to_string().contains("reseeded"), "{error}");
+    // The next process has random numbers of its own.
+    let done = client.eval(code("'sys' in globals()")).await.unwrap();
+    assert_eq!(done.result.repr.as_deref(), Some("False"));
+    assert_ne!(client.interp_list().await.unwrap()[0].pid, before[0].pid);
+}
+
+/// Has the interpreter create a file when its generator is seeded.
+fn seeding_creates(path: &std::path::Path) -> String {
+    let path = path.display();
+    format!(
+        "import sys, types\nsys.modules['random'] = types.SimpleNamespace(seed=lambda _: open({path:?}, 'x').close())",
+        path = path.to_string()
+    )
+}
+
+#[tokio::test]
+async fn an_idle_interpreter_is_reseeded_before_its_next_call_and_not_earlier() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    let seeded = agent.dir.path().join("seeded");
+    client.eval(code(&seeding_creates(&seeded))).await.unwrap();
+    let report = client.identity(identity("g", "ab")).await.unwrap();
+    assert_eq!(report.interpreters, ["python"]);
+    assert!(!seeded.exists());
+    let asked = format!(
+        "import os\nassert os.path.exists({:?})",
+        seeded.display().to_string()
+    );
+    let done = client.eval(code(&asked)).await.unwrap();
+    assert_eq!(done.result.error, None);
+    // Once for each identity: a second seed would find the file.
+    assert_eq!(client.eval(code("1")).await.unwrap().result.error, None);
+}
+
+#[tokio::test]
+async fn an_interpreter_with_a_thread_or_a_timer_is_reseeded_at_once() {
+    let timer = "import signal\nsignal.signal(signal.SIGALRM, lambda *_: 0)\nsignal.alarm(1000)";
+    for part in [THREAD, timer] {
+        let agent = TestAgent::start().await;
+        let client = agent.connect().await;
+        let seeded = agent.dir.path().join("seeded");
+        for part in [part, &seeding_creates(&seeded)] {
+            let done = client.eval(code(part)).await.unwrap();
+            assert_eq!(done.result.error, None);
+        }
+        client.identity(identity("g", "ab")).await.unwrap();
+        assert!(seeded.exists(), "{part}");
+    }
 }
 
 #[tokio::test]

@@ -34,11 +34,13 @@ use crate::process::Process;
 /// The most controllers connected at one time: one that works, one that takes over, and a few that look.
 const MAX_CLIENTS: usize = 16;
 
-/// A burst of takes is over when none has come for this long; only then are the pools refilled, since
-/// making shells would compete with the children that have just started.
-const QUIET: Duration = Duration::from_millis(50);
+/// Pools are refilled this long after the controller has set their depth, which it does when the children of a burst are
+/// ready: making shells would compete with the children, and with their first requests.
+const QUIET: Duration = Duration::from_millis(200);
+/// A controller that does not set a depth holds refilling up for this long after its last take.
+const SILENT_CONTROLLER: Duration = Duration::from_secs(3);
 /// Takes that never pause do not hold refilling up for longer than this.
-const LONGEST_HOLD: Duration = Duration::from_millis(500);
+const LONGEST_HOLD: Duration = Duration::from_secs(5);
 
 /// How soon a cgroup that is not empty yet is looked at again.
 const LOOK_AT_GRAVES: Duration = Duration::from_millis(5);
@@ -158,16 +160,31 @@ pub struct Server {
     next: u64,
 }
 
-/// Takes that follow closely on each other.
+/// Takes whose children are not known to be ready yet.
 #[derive(Debug, Clone, Copy)]
 struct BurstOfTakes {
     first: Instant,
     last: Instant,
+    /// When the controller set the depth of a pool after the last take.
+    released: Option<Instant>,
 }
 
 impl BurstOfTakes {
+    /// The burst after one more take.
+    fn with_take(burst: Option<Self>, now: Instant) -> Self {
+        Self {
+            first: burst.map_or(now, |burst| burst.first),
+            last: now,
+            released: None,
+        }
+    }
+
     fn over_at(self) -> Instant {
-        (self.last + QUIET).min(self.first + LONGEST_HOLD)
+        let over = match self.released {
+            Some(released) => released + QUIET,
+            None => self.last + SILENT_CONTROLLER,
+        };
+        over.min(self.first + LONGEST_HOLD)
     }
 }
 
@@ -354,6 +371,9 @@ impl Server {
     fn set_pool(&mut self, shape: Shape, depth: u32) -> Result<SpawnReply, SpawnError> {
         within("the pool's depth", depth.into(), MAX_POOL.into())?;
         self.check_engine(&shape)?;
+        if let Some(burst) = &mut self.burst {
+            burst.released.get_or_insert_with(Instant::now);
+        }
         for number in self.pools.set_depth(shape, depth) {
             self.discard(number);
         }
@@ -469,4 +489,25 @@ fn chain(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_are_refilled_when_the_children_of_a_burst_are_ready() {
+        let start = Instant::now();
+        let ms = |count| start + Duration::from_millis(count);
+        let burst = BurstOfTakes::with_take(None, ms(0));
+        let mut burst = BurstOfTakes::with_take(Some(burst), ms(10));
+        assert_eq!(burst.over_at(), ms(10) + SILENT_CONTROLLER);
+        burst.released = Some(ms(60));
+        assert_eq!(burst.over_at(), ms(60) + QUIET);
+        // Another take: its child is not ready.
+        let burst = BurstOfTakes::with_take(Some(burst), ms(70));
+        assert_eq!(burst.over_at(), ms(70) + SILENT_CONTROLLER);
+        let late = BurstOfTakes::with_take(Some(burst), ms(4_900));
+        assert_eq!(late.over_at(), start + LONGEST_HOLD);
+    }
 }

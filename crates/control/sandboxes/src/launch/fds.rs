@@ -10,7 +10,7 @@ use forkd_store::{Manifest, Store};
 use forkd_vmm_proto::{MAX_FDS, MemoryImage, PageIndex, TooManyFds, restore_fds};
 
 use crate::error::Error;
-use crate::touched::Touched;
+use crate::touched::{self, Touched};
 
 /// The descriptors of one message.
 pub type FdList<'a> = forkd_vmm_proto::FdList<BorrowedFd<'a>>;
@@ -45,7 +45,7 @@ pub(super) struct DiskFiles {
 
 impl SnapshotFiles {
     /// Opens what the manifest names.
-    pub fn open(store: &Store, touched: &Touched, manifest: &Manifest) -> Result<Self, Error> {
+    pub fn open(store: &Store, sets: &Touched, manifest: &Manifest) -> Result<Self, Error> {
         let failed = || format!("snapshot {} cannot be opened", manifest.tag);
         let open = |blob: &forkd_store::BlobRef| {
             store
@@ -74,7 +74,7 @@ impl SnapshotFiles {
                     })
                 })
                 .collect::<Result<_, Error>>()?,
-            touched: touched.get(&manifest.state.digest),
+            touched: sets.get(&touched::key(manifest)),
         })
     }
 

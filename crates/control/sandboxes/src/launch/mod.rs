@@ -3,11 +3,13 @@
 //! `forkd-spawn` starts the processes and keeps their control sockets; this side fills the shells. The
 //! files a VM is made of are opened here and handed over: a VMM opens no path.
 
+mod demand;
 mod dirs;
 mod fds;
 mod spawn;
 mod vm;
 
+pub use demand::Demand;
 pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
 pub use fds::{FdList, SnapshotFiles, check_budget};
 pub use spawn::{Launcher, StartedVm};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forkd_api::{ErrorCode, SandboxInfo};
 use forkd_types::{SandboxId, Tag};
 use forkd_vmm_proto::Shape;
-use forkd_vmm_proto::spawn::{Limits, MAX_BATCH};
+use forkd_vmm_proto::spawn::Limits;
 use tokio::sync::oneshot;
 
 use crate::app::App;
@@ -139,48 +139,57 @@ pub async fn start_from(
 
 type Waiting = Vec<(SandboxId, oneshot::Sender<Result<StartedVm, Error>>)>;
 
-/// Fetches shells and hands each to its owner as soon as it is there.
+/// Fetches shells and hands each to its owner as soon as it is there. Each child asks for its own, so none waits for the
+/// shell of a sibling.
 async fn hand_out(
     app: Arc<App>,
     shape: Shape,
     limits: Limits,
-    mut waiting: Waiting,
+    waiting: Waiting,
     children: Vec<Arc<SandboxHandle>>,
 ) {
-    while !waiting.is_empty() {
-        let rest = waiting.split_off(waiting.len().min(MAX_BATCH));
-        let batch = std::mem::replace(&mut waiting, rest);
-        let ids: Vec<_> = batch.iter().map(|(id, _)| id.clone()).collect();
-        // A child that was deleted meanwhile does not listen; its owner ends the process.
-        match app.launcher.take(shape, &ids, &limits).await {
-            Ok(mut taken) => {
-                for (id, owner) in batch {
-                    let shell = taken.iter().position(|taken| taken.vm.id == id);
-                    let shell = shell.map(|at| taken.swap_remove(at)).ok_or_else(|| {
-                        Error::refused(
-                            ErrorCode::LaunchFailed,
-                            "the VMM process ended before it could be used",
-                        )
-                    });
-                    let _ = owner.send(shell);
-                }
-            }
-            Err(error) => {
-                let error = Error::from(error);
-                for (_, owner) in batch {
-                    let same = Error::refused(error.code(), error.chain());
-                    let _ = owner.send(Err(same));
-                }
-            }
+    let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
+    app.demand.begin(count, Instant::now());
+    let takes = waiting.into_iter().map(|(id, owner)| {
+        let (app, limits) = (&app, &limits);
+        async move {
+            let shell = take(app, shape, &id, limits).await;
+            // A child that was deleted meanwhile does not listen; its owner ends the process.
+            let _ = owner.send(shell);
         }
-    }
+    });
+    futures::future::join_all(takes).await;
     for child in &children {
         child.launched().await;
     }
-    // Shells are made when the children have started: making them competes for the processors.
+    // The last of the children that start at the same time: shells that are made now compete with none of them.
+    if !app.demand.end(count) {
+        return;
+    }
     if let Err(error) = app.keep_ready(shape).await {
         tracing::debug!(error = chain(&error), "the pool was not set");
     }
+}
+
+async fn take(
+    app: &App,
+    shape: Shape,
+    id: &SandboxId,
+    limits: &Limits,
+) -> Result<StartedVm, Error> {
+    let taken = app
+        .launcher
+        .take(shape, std::slice::from_ref(id), limits)
+        .await?;
+    taken
+        .into_iter()
+        .find(|taken| taken.vm.id == *id)
+        .ok_or_else(|| {
+            Error::refused(
+                ErrorCode::LaunchFailed,
+                "the VMM process ended before it could be used",
+            )
+        })
 }
 
 fn new_ids(request: &CreateRequest) -> Vec<SandboxId> {

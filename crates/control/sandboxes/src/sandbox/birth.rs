@@ -121,10 +121,6 @@ async fn fill_shell(
     } = launch;
     let taken = shell.await.map_err(|_| Error::Task)??;
     let record = sandbox.update(|record| record.pid = Some(taken.vm.pid));
-    let files = {
-        let record = record.clone();
-        app.blocking(move |app| vm_files(app, &record)).await?
-    };
     let (vmm, events) = Vmm::new(taken.control, EPOCH, taken.vm.capabilities)
         .map_err(Error::io("use", "the control socket of a VMM"))?;
     let owner = SandboxOwner {
@@ -137,17 +133,14 @@ async fn fill_shell(
         recorded: true,
     };
     let limit = app.config.ready_timeout;
-    let ready = tokio::time::timeout(limit, become_ready(&owner, &source, &files, started));
-    let report = in_turn(&app.start_slots, ready).await.unwrap_or_else(|_| {
+    let ready = tokio::time::timeout(limit, become_ready(&owner, &source, started));
+    let (files, report) = in_turn(&app.start_slots, ready).await.unwrap_or_else(|_| {
         Err(Error::Timeout {
             what: format!("the start of sandbox {}", sandbox.id),
             seconds: limit.as_secs(),
         })
     })?;
     metrics::histogram!("forkd_ready_seconds").record(started.elapsed().as_secs_f64());
-    if source.records_touched() {
-        touched::record(app, &owner.vmm, source.manifest.state.digest).await;
-    }
     owner
         .save(|record| {
             record.add_layers(files.layers.iter().map(|layer| (layer.slot, &layer.name)));
@@ -158,22 +151,31 @@ async fn fill_shell(
         .await?;
     sandbox.step(Step::Ready);
     app.events.tell(EventKind::SandboxReady, &sandbox.id, None);
+    // The answer to the client does not wait for it.
+    if source.records_touched() {
+        touched::record(app, &owner.vmm, touched::key(&source.manifest)).await;
+    }
     Ok(owner)
 }
 
-/// Restores the VM and gives its guest an identity of its own: when this returns, the child is ready.
+/// Creates the files of the VM, restores it and gives its guest an identity of its own: when this returns, the child is
+/// ready.
 async fn become_ready(
     owner: &SandboxOwner,
     source: &SourceSnapshot,
-    files: &VmFiles,
     started: Instant,
-) -> Result<IdentityReport, Error> {
+) -> Result<(VmFiles, IdentityReport), Error> {
     let sandbox = &owner.sandbox;
-    launch::restore(&owner.vmm, &source.manifest, &source.files, files, true).await?;
+    let record = sandbox.record();
+    let files = owner
+        .app
+        .blocking(move |app| vm_files(app, &record))
+        .await?;
+    launch::restore(&owner.vmm, &source.manifest, &source.files, &files, true).await?;
     metrics::histogram!("forkd_restore_seconds").record(started.elapsed().as_secs_f64());
     let (client, report) = identity::assume(sandbox, owner.app.config.ready_timeout).await?;
     sandbox.keep_agent(Some(client)).await;
-    Ok(report)
+    Ok((files, report))
 }
 
 /// Waits for a place among the children that start at once. Without places, a hundred children that start together would

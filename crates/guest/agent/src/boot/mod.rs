@@ -80,6 +80,13 @@ pub fn bring_up() -> Result<Booted, BootError> {
         say(format_args!("cannot start the loopback: {error}"));
     }
     set_up_network(&cmdline);
+    if cmdline.role == Role::Guest
+        && let Err(error) = crate::identity::keep_in_memory()
+    {
+        say(format_args!(
+            "children will write their names to the disk: {error}"
+        ));
+    }
     Ok(Booted {
         role: cmdline.role,
         listen: cmdline.listen,

@@ -10,6 +10,8 @@ mod connections;
 mod hooks;
 mod names;
 
+pub use names::keep_in_memory;
+
 use std::time::{Duration, Instant};
 
 use forkd_guest_proto::{AgentError, IdentityReport, IdentityRequest, Reset};

@@ -1,6 +1,11 @@
 //! Host name, machine id, boot id.
+//!
+//! A guest binds files in memory over `/etc/hostname` and `/etc/machine-id` when it boots ([`keep_in_memory`]), so that a
+//! child that gets its names writes nothing to its disk. Where that failed, the files of the image are written.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use forkd_guest_proto::AgentError;
@@ -8,6 +13,7 @@ use forkd_guest_proto::AgentError;
 use crate::agent::run_directory;
 use crate::{error, files, sys};
 
+const HOSTNAME: &str = "/etc/hostname";
 const MACHINE_ID: &str = "/etc/machine-id";
 const DBUS_ID: &str = "/var/lib/dbus/machine-id";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -21,8 +27,28 @@ pub fn is_hostname(name: &str) -> bool {
 /// Sets the host name, in the image as well where it is kept there.
 pub fn set_hostname(name: &str) -> Result<(), AgentError> {
     sys::set_hostname(name).map_err(|error| error::io("cannot set the host name", &error))?;
-    if Path::new("/etc/hostname").exists() {
-        write_in_place("/etc/hostname", &format!("{name}\n"))?;
+    if Path::new(HOSTNAME).exists() {
+        write_in_place(HOSTNAME, &format!("{name}\n"))?;
+    }
+    Ok(())
+}
+
+/// Binds files in memory over the names that every child changes. A name that the image does not have is left out, but
+/// for the machine ID, which every child gets.
+pub fn keep_in_memory() -> io::Result<()> {
+    if !Path::new(MACHINE_ID).exists() {
+        File::create(MACHINE_ID)?;
+    }
+    for (path, name) in [(HOSTNAME, "hostname"), (MACHINE_ID, "machine-id")] {
+        // A symbolic link leads to a file that is somebody else's.
+        if !fs::symlink_metadata(path).is_ok_and(|found| found.is_file()) {
+            continue;
+        }
+        let directory = run_directory();
+        fs::create_dir_all(&directory)?;
+        let copy = directory.join(name);
+        fs::copy(path, &copy)?;
+        rustix::mount::mount_bind(&copy, path)?;
     }
     Ok(())
 }
@@ -39,13 +65,33 @@ fn machine_id_in(file: &Path, dbus: &Path, given: Option<&str>) -> Result<String
         return Ok(text.trim().to_owned());
     };
     let text = format!("{id}\n");
-    files::replace(file, text.as_bytes())
-        .map_err(|error| error::io(format_args!("cannot write {}", file.display()), &error))?;
+    let written = if is_bound(file, &run_directory()) {
+        overwrite(file, text.as_bytes())
+    } else {
+        files::replace(file, text.as_bytes())
+    };
+    written.map_err(|error| error::io(format_args!("cannot write {}", file.display()), &error))?;
     // A symbolic link to the first file has changed with it.
     if fs::symlink_metadata(dbus).is_ok_and(|found| found.is_file()) {
         write_in_place(&dbus.to_string_lossy(), &text)?;
     }
     Ok(id)
+}
+
+/// The file is one of the agent's own directory: it cannot be replaced, since a file is bound over its name.
+fn is_bound(file: &Path, own: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    match (device(file), device(own)) {
+        (Ok(file), Ok(own)) => file == own,
+        _ => false,
+    }
+}
+
+/// Writes in one step and does not cut the file off before, so that no reader finds it empty.
+fn overwrite(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let open = File::options().write(true).open(file)?;
+    open.write_all_at(bytes, 0)?;
+    open.set_len(bytes.len() as u64)
 }
 
 /// Gives the boot a new id. The kernel's own cannot be changed, so another file is put over it.
@@ -121,6 +167,23 @@ mod tests {
         for path in [&file, &dbus] {
             assert_eq!(fs::read_to_string(path).unwrap(), format!("{set}\n"));
         }
+    }
+
+    #[test]
+    fn a_file_that_is_overwritten_is_the_same_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("id");
+        fs::write(&file, "a longer text\n").unwrap();
+        let before = fs::metadata(&file).unwrap().ino();
+        overwrite(&file, b"short\n").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"short\n");
+        assert_eq!(fs::metadata(&file).unwrap().ino(), before);
+        assert!(is_bound(&file, directory.path()));
+        assert!(!is_bound(Path::new("/proc/self/stat"), directory.path()));
+        assert!(!is_bound(
+            &directory.path().join("missing"),
+            directory.path()
+        ));
     }
 
     #[test]

@@ -188,9 +188,14 @@ impl Interps {
         let mut asked = Vec::new();
         // All are asked before the first is waited for.
         for interp in all {
-            if let Some(running) = interp.running() {
-                asked.push((interp, running.ask(ask).await));
+            let Some(running) = interp.running() else {
+                continue;
+            };
+            if let Err(error) = interp.hand_over_seed(&running).await {
+                warnings.push(error.message);
+                continue;
             }
+            asked.push((interp, running.ask(ask).await));
         }
         for (interp, answer) in asked {
             let Ok(answer) = answer else { continue };
@@ -266,6 +271,7 @@ impl Interp {
     /// Makes sure that a warm process is there.
     async fn ensure_running(self: &Rc<Self>, _turn: &Turn) -> Result<Rc<Running>, AgentError> {
         if let Some(running) = self.running() {
+            self.hand_over_seed(&running).await?;
             return Ok(running);
         }
         if self.stopped.get() {

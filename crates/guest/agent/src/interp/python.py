@@ -352,6 +352,15 @@ def collect(generators):
         pass
 
 
+def alone():
+    """True if no code of the user can run before the next call: there is no other thread and no timer.
+
+    The two threads are the main thread and the one that reads messages.
+    """
+    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+    return len(sys._current_frames()) <= 2 and not any(signal.getitimer(timer)[0] for timer in timers)
+
+
 def serve_controls(channel, calls, session, generators):
     """Reads messages for ever. What need not wait for a call under way is done here."""
     while True:
@@ -369,6 +378,7 @@ def serve_controls(channel, calls, session, generators):
                 session.interrupt(message["call"])
             elif message["op"] == "collect":
                 collect(generators)
+                answer["alone"] = alone()
             else:
                 answer["error"] = {"name": "Unsupported", "message": message["op"]}
         except Exception as error:
@@ -406,6 +416,7 @@ def main():
             result = {"error": describe_error(error)}
         result["id"] = message["id"]
         result["count"] = session.count
+        result["alone"] = alone()
         try:
             channel.write(result)
         except (TypeError, ValueError):

@@ -3,7 +3,11 @@
 //! Children of one snapshot have the memory of one interpreter, and with it the state of every generator in it. Each
 //! interpreter gets a seed of its own: a digest of the child's entropy, the interpreter's name and its process ID.
 //!
-//! Reseeding has two steps, so that a frozen interpreter can be thawed between them: [`Interps::begin_reseed`] writes
+//! A Python interpreter that waits for a call and has neither another thread nor a timer runs nothing before its next
+//! message. It gets its seed with that message ([`Interp::hand_over_seed`]), so a child that is never asked to evaluate
+//! does not wake it. Every other interpreter is reseeded at once.
+//!
+//! Reseeding at once has two steps, so that a frozen interpreter can be thawed between them: [`Interps::begin_reseed`] writes
 //! the request to the interpreter's socket, [`Reseeding::finish`] waits for the answers. A runner reads its socket
 //! before it runs anything, so an interpreter that waits for a call is reseeded before its first instruction of user
 //! code. An interpreter in the middle of a call is reseeded beside that call.
@@ -34,33 +38,44 @@ type Asked = (Rc<Interp>, JoinHandle<Result<(), String>>);
 /// Interpreters that were asked to reseed.
 pub struct Reseeding {
     asked: Vec<Asked>,
+    /// Names of those that get their seed with their next message.
+    later: Vec<String>,
 }
 
 impl Interps {
-    /// Asks every running interpreter to reseed. When this returns, the requests are in the sockets.
+    /// Asks every running interpreter to reseed, now or before its next call. When this returns, the requests of now are
+    /// in the sockets.
     pub async fn begin_reseed(&self, entropy: &[u8]) -> Reseeding {
         let all: Vec<_> = self.table.borrow().values().cloned().collect();
         let mut asked = Vec::new();
+        let mut later = Vec::new();
         for interp in all {
             let Some(running) = interp.running() else {
                 continue;
             };
             let seed = hex::encode(seed(entropy, &interp.name, running.pid));
+            if running.alone.get() && !interp.is_in_call() {
+                running.seed.replace(Some(seed));
+                later.push(interp.name.clone());
+                continue;
+            }
+            // A seed of an earlier identity is of no use any more.
+            running.seed.take();
             let (queued, is_queued) = oneshot::channel();
             let task = tokio::task::spawn_local(ask(running, seed, queued));
             // A socket that is full holds a call that the interpreter has not read yet. It reads on once it is thawed.
             let _ = tokio::time::timeout(QUEUE_TIME, is_queued).await;
             asked.push((interp, task));
         }
-        Reseeding { asked }
+        Reseeding { asked, later }
     }
 }
 
 impl Reseeding {
-    /// Waits for the answers and returns the names of the interpreters. One that failed is an error: its random
+    /// Waits for the answers and returns the names of all interpreters. One that failed is an error: its random
     /// numbers are those of the child's siblings.
     pub async fn finish(self) -> Result<Vec<String>, AgentError> {
-        let mut done = Vec::new();
+        let mut done = self.later;
         for (interp, task) in self.asked {
             let limit = if interp.is_in_call() {
                 IN_CALL_TIME
@@ -81,7 +96,44 @@ impl Reseeding {
                 format!("interpreter {} was not reseeded: {why}", interp.name),
             ));
         }
+        done.sort_unstable();
         Ok(done)
+    }
+}
+
+impl Interp {
+    /// Reseeds an interpreter that was left alone when the child got its identity. If that fails, the process ends: its
+    /// random numbers are those of the child's siblings.
+    pub(super) async fn hand_over_seed(&self, running: &Rc<Running>) -> Result<(), AgentError> {
+        let Some(seed) = running.seed.take() else {
+            return Ok(());
+        };
+        let running = Rc::clone(running);
+        // A task of its own: a call that is given up must not leave half a message in the socket.
+        let task = tokio::task::spawn_local(async move {
+            let (queued, _) = oneshot::channel();
+            let asked = tokio::time::timeout(CONTROL_TIME, ask(Rc::clone(&running), seed, queued));
+            let done = asked
+                .await
+                .unwrap_or_else(|_| Err(format!("no answer within {} s", CONTROL_TIME.as_secs())));
+            if done.is_err() {
+                running.kill();
+                running.wait_for_death().await;
+            }
+            done
+        });
+        let why = match task.await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(why)) => why,
+            Err(_) => "its task ended".to_owned(),
+        };
+        Err(AgentError::new(
+            ErrorCode::Internal,
+            format!(
+                "interpreter {} was not reseeded and was ended: {why}",
+                self.name
+            ),
+        ))
     }
 }
 

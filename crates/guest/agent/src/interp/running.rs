@@ -43,6 +43,10 @@ pub struct Running {
     death: RefCell<Option<String>>,
     died: Notify,
     sending: tokio::sync::Mutex<()>,
+    /// No code of the user runs before the next call.
+    pub alone: Cell<bool>,
+    /// A seed that the interpreter gets before its next call.
+    pub seed: RefCell<Option<String>>,
 }
 
 /// One output of the process.
@@ -97,6 +101,8 @@ impl Running {
             death: RefCell::default(),
             died: Notify::new(),
             sending: tokio::sync::Mutex::new(()),
+            alone: Cell::new(false),
+            seed: RefCell::default(),
         });
         let gone = Rc::new(Gone::default());
         for output in [&running.stdout, &running.stderr] {
@@ -211,6 +217,9 @@ impl Running {
 
 async fn listen(running: Rc<Running>) {
     while let Ok(Some(answer)) = wire::receive(&running.socket).await {
+        if let Some(alone) = answer.alone {
+            running.alone.set(alone);
+        }
         if let Some(sender) = running.waiting.borrow_mut().remove(&answer.id) {
             let _ = sender.send(answer);
         }

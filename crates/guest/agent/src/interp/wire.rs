@@ -49,6 +49,8 @@ pub struct Answer {
     pub display: Option<JsonText>,
     pub error: Option<EvalError>,
     pub count: u64,
+    /// Whether code of the user can run before the next call; a runner that does not know says nothing.
+    pub alone: Option<bool>,
 }
 
 /// A `null` that is there is a value.

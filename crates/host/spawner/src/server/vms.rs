@@ -91,11 +91,7 @@ impl Server {
                 return Err(SpawnError::Duplicate { id: id.clone() });
             }
         }
-        let now = Instant::now();
-        self.burst = Some(BurstOfTakes {
-            first: self.burst.map_or(now, |burst| burst.first),
-            last: now,
-        });
+        self.burst = Some(BurstOfTakes::with_take(self.burst, Instant::now()));
         let mut take = PendingTake {
             client,
             seq,

@@ -97,6 +97,7 @@ async fn build_vm(
     metrics::histogram!("forkd_parent_ready_seconds")
         .record(parent.started.elapsed().as_secs_f64());
     parent.describe(&client, assets).await?;
+    warm_exec(&client).await;
     client
         .quiesce(QuiesceRequest::default())
         .await
@@ -260,6 +261,20 @@ impl Parent {
             })
             .await?;
         Ok(())
+    }
+}
+
+/// Runs two small programs, so that children find the way to a process in memory: the loader, the C library, the shell.
+/// An image without them is as good.
+async fn warm_exec(client: &Calls) {
+    for argv in [&["true"][..], &["sh", "-c", ":"]] {
+        let request = ExecRequest {
+            argv: argv.iter().map(ToString::to_string).collect(),
+            ..ExecRequest::default()
+        };
+        if let Err(error) = client.exec_capture(request).await {
+            tracing::debug!(error = crate::error::chain(&error), "no program to warm up");
+        }
     }
 }
 

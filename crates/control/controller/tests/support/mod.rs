@@ -63,6 +63,10 @@ fn makes_none(command: SpawnCommand) -> Answer {
             vms: Vec::new(),
             more: false,
         }),
+        SpawnCommand::Kept { .. } => Ok(SpawnReply::Kept {
+            names: Vec::new(),
+            more: false,
+        }),
         _ => Err(SpawnError::ShellFailed {
             reason: "a stand-in makes none".into(),
         }),

@@ -108,6 +108,7 @@ daemon_cases() {
     "$bin/forkd" run --image python-numpy -- true </dev/null >&2
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
+    daemon_case "daemon: files, processes and ports" python3 "$clients/routes.py" "$url" "$tag"
     ask_machine mkdir -p /var/lib/forkd/images/shell-image /var/lib/forkd/images/scratch-image
     daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$bin/forkd-image" "$work" "$bin/forkd" machine cp
     python=$(clients_python "${python_sdk[@]}")

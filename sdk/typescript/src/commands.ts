@@ -74,8 +74,14 @@ export class Commands {
 
   /** Starts a command in the background. The command has no timeout and outlives the connection. */
   async start(command: Command, options: StartOptions & { stdin?: string } = {}): Promise<Process> {
-    const answer = await this.http.json("POST", `${this.base}/processes`, { json: request(command, options), signal: options.signal });
-    return this.connect(readPid(answer));
+    const { stdin, ...rest } = options;
+    const json = { ...request(command, rest), open_stdin: stdin !== undefined };
+    const process = this.connect(readPid(await this.http.json("POST", `${this.base}/processes`, { json, signal: options.signal })));
+    if (stdin !== undefined) {
+      const content = new TextEncoder().encode(stdin);
+      await this.http.call("POST", `${this.base}/processes/${process.pid}/stdin?eof=true`, { content, signal: options.signal });
+    }
+    return process;
   }
 
   /** A process that was started in the background. */

@@ -103,9 +103,14 @@ class AsyncCommands:
         stdin: str | bytes | None = None,
     ) -> AsyncProcess:
         """Starts a command in the background. The command has no timeout and outlives the connection."""
-        body = _request(argv(command), None, cwd, env, user, stdin)
+        body = _request(argv(command), None, cwd, env, user, None)
+        body["open_stdin"] = stdin is not None
         answer = await self._http.json("POST", f"{self._base}/processes", json=body)
-        return self.connect(Fields(answer, "process").number("pid"))
+        process = self.connect(Fields(answer, "process").number("pid"))
+        if stdin is not None:
+            content = stdin.encode() if isinstance(stdin, str) else stdin
+            await self._http.call("POST", f"{process._base}/stdin", params={"eof": "true"}, content=content)
+        return process
 
     async def open(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None, user: str | None = None

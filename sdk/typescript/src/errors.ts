@@ -109,6 +109,7 @@ const BY_CODE: Record<string, typeof ApiError> = {
   busy: Busy,
   shutting_down: Busy,
   agent_unreachable: AgentFailed,
+  port_closed: NotFound,
   agent_failed: AgentFailed,
   timeout: OperationTimeout,
   sandbox_gone: SandboxGone,

@@ -198,6 +198,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "busy": Busy,
     "shutting_down": Busy,
     "agent_unreachable": AgentFailed,
+    "port_closed": NotFound,
     "agent_failed": AgentFailed,
     "timeout": OperationTimeout,
     "sandbox_gone": SandboxGone,

@@ -113,7 +113,8 @@ def forks_leave_nothing():
         time.sleep(COLLECTED)
         for child in sandboxes[1:]:
             assert run(child, "cat /root/forked").strip() == "forked"
-        assert files() > before
+        # What they share is in memory.
+        assert files() == before, (files(), before)
         assert ask("GET", "/v1/snapshots") == tags
     finally:
         for sandbox in sandboxes:

@@ -130,7 +130,7 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
             IDEMPOTENT,
             &[C::Forbidden, C::ImageNotFound, C::WrongState],
         ],
-        ("get", routes::STATUS) => &[&[C::LaunchFailed]],
+        ("get", routes::STATUS) => &[&[C::Busy]],
         ("post", routes::TOKENS) => &[&[C::InvalidName, C::AlreadyExists]],
         ("delete", routes::TOKEN) => &[&[C::TokenNotFound, C::WrongState]],
         ("patch", routes::SNAPSHOT) => &[FROM_TAG, &[C::SnapshotBroken, C::WrongState]],

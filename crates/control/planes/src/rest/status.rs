@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use forkd_api::{API_VERSION, DaemonStatus, Health, Version};
+use forkd_api::{API_VERSION, DaemonStatus, ErrorCode, Health, Version};
 
 use forkd_edge::auth::Actor;
 use forkd_edge::errors::{Answer, Failure};
@@ -61,7 +61,13 @@ pub async fn version() -> Json<Version> {
     (status = 200, description = "The walls that stand, and those that do not", body = DaemonStatus)
 ))]
 pub async fn status(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<DaemonStatus>> {
-    let mut isolation = app.launcher.isolation().await.map_err(Error::from)?;
+    let asked = app.launcher.isolation().await;
+    let mut isolation = asked.map_err(|error| {
+        // It is started again. The reason names paths of the host, so it goes to the log alone.
+        tracing::warn!(reason = Error::from(error).chain(), "forkd-spawn does not answer");
+        Failure::new(ErrorCode::Busy, "forkd-spawn does not answer")
+            .with_hint("try again in a second; `forkd doctor` and the log of the daemon say why it does not start")
+    })?;
     if !actor.is_admin() {
         // Reasons name paths of the host.
         isolation

@@ -79,7 +79,6 @@ impl Stage<'_> {
                 let info = self.source().await?;
                 let request = CheckpointRequest {
                     name: Some(POINT.to_owned()),
-                    ..CheckpointRequest::default()
                 };
                 self.daemon.client.checkpoint(&info.id, &request).await?;
                 Source::from(self.daemon, info.clone())

@@ -40,7 +40,7 @@ pub enum RootError {
     #[error("Debian's packages could not be made into a root")]
     Debian(#[from] BootstrapError),
     #[error("the container image could not be made into a root")]
-    Oci(#[from] oci::OciRootError),
+    Oci(#[from] Box<oci::OciRootError>),
 }
 
 /// A source of roots: Debian's packages, or the layers of a container image. Each source reads into a [`Tree`], and

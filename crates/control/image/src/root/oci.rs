@@ -174,6 +174,6 @@ impl RootSource for OciRoot {
     }
 
     fn fetch(&self, work: &Path, progress: &Progress) -> Result<Root, RootError> {
-        Ok(self.make(work, progress)?)
+        Ok(self.make(work, progress).map_err(Box::new)?)
     }
 }

@@ -138,7 +138,7 @@ pub struct Host {
     pub kvm: &'static str,
     /// One-minute load average at the start of the run.
     pub load: f64,
-    /// What the seconds of this run are: `host` (ordinary time) or `instructions` (2 ns for each executed
+    /// The meaning of a second in this run: `host` (ordinary time) or `instructions` (2 ns for each executed
     /// instruction, in a machine that was started with `--clock instructions`).
     pub time: &'static str,
 }

@@ -60,7 +60,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What all rounds share.
+/// The daemon and the sizes that all rounds share.
 pub struct Stage<'a> {
     pub daemon: &'a Daemon,
     pub tag: &'a str,

@@ -187,7 +187,7 @@ impl LimitKind {
 pub struct Limits {
     /// Host memory in MiB.
     pub memory_mib: Option<u64>,
-    /// Host processors.
+    /// Time of host processors.
     pub cpus: Option<Cpus>,
     /// Share of the processors when they are contended.
     pub cpu_weight: Option<u64>,

@@ -24,7 +24,7 @@ pub enum Output {
     Lost {
         /// Of standard error, not of standard output.
         stderr: bool,
-        /// How many.
+        /// The number of bytes that were left out.
         bytes: u64,
     },
 }

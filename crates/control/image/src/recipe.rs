@@ -126,7 +126,7 @@ fn as_digest<S: serde::Serializer>(content: &[u8], out: S) -> Result<S::Ok, S::E
     crate::digest::of_bytes(content).serialize(out)
 }
 
-/// What an image starts from.
+/// The files that an image starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Base {
@@ -141,7 +141,7 @@ pub enum Base {
 pub struct Recipe {
     pub name: Tag,
     pub description: String,
-    /// What there is before anything of the recipe is added.
+    /// The files before anything of the recipe is added.
     #[serde(flatten)]
     pub base: Base,
     /// Packages beyond the base, sorted, without duplicates.

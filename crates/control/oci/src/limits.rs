@@ -1,4 +1,4 @@
-//! What an image may be at most. Images come from strangers: without limits, a small file could fill a disk.
+//! Limits of an image. Images come from strangers: without limits, a small file could fill a disk.
 
 /// Layers of an image.
 pub const LAYERS: usize = 128;

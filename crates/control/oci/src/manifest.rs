@@ -92,7 +92,7 @@ pub struct Manifest {
     pub layers: Vec<Descriptor>,
 }
 
-/// What lies behind a descriptor of an index.
+/// The document behind a descriptor of an index.
 #[derive(Debug, Clone)]
 pub enum Document {
     Index(Index),

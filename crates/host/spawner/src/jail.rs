@@ -65,7 +65,7 @@ impl Jails {
         }))
     }
 
-    /// No walls.
+    /// A report without any wall.
     #[cfg(test)]
     pub fn none(reason: &str) -> Self {
         Self::of(Prison {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// A user without any right.
-const NOBODY: u32 = 65_534;
+const PLAIN_USER: u32 = 65_534;
 
 /// The program where every user can run it.
 fn program(dir: &Path) -> PathBuf {
@@ -79,7 +79,7 @@ fn a_plain_user_has_every_wall_but_the_user() {
     let mut command = Command::new(program(dir.path()));
     command.arg("--self-test-jail");
     if is_root() {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(PLAIN_USER).gid(PLAIN_USER);
     }
     let text = held(&command.output().unwrap());
     let absent: Vec<&str> = text

@@ -36,7 +36,7 @@ const REMOVED: [&str; 5] = [
 /// Completes the tree of an image.
 pub fn finish(root: &mut Root, recipe: &Recipe) -> Result<(), TreeError> {
     let (tree, env) = (&mut root.tree, &root.env);
-    // Somebody else's image is left as it is, apart from what a guest needs.
+    // A container image is left as it is, apart from what a guest needs.
     if matches!(recipe.base, Base::Debian { .. }) {
         for path in REMOVED {
             tree.remove(path);

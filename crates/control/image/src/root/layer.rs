@@ -105,7 +105,7 @@ impl<'a> Layers<'a> {
                 name: name.chars().take(100).collect(),
             });
         }
-        // `..` that stays inside is allowed by nobody: `normalise` refuses it.
+        // `normalise` refuses `..`, also where it would stay inside.
         let name = normalise(&name).map_err(|error| self.problem()(error.into()))?;
         self.tree
             .through_links(&name)

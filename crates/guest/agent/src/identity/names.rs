@@ -40,7 +40,7 @@ pub fn keep_in_memory() -> io::Result<()> {
         File::create(MACHINE_ID)?;
     }
     for (path, name) in [(HOSTNAME, "hostname"), (MACHINE_ID, "machine-id")] {
-        // A symbolic link leads to a file that is somebody else's.
+        // A symbolic link leads to a file that belongs to another program.
         if !fs::symlink_metadata(path).is_ok_and(|found| found.is_file()) {
             continue;
         }

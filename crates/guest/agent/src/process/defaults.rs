@@ -5,7 +5,7 @@ use std::fs;
 /// Lines `user=…` and `cwd=…`; both may be missing, and so may the file.
 const FILE: &str = "/etc/forkd/defaults";
 
-/// What the image says.
+/// The defaults of the image.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Defaults {
     /// A name, a number, or a pair of them with a colon.

@@ -19,7 +19,7 @@ use crate::program::seccomp;
 
 const SIGSYS: i32 = 31;
 
-/// What the process inside knows.
+/// The facts that the process inside knows.
 pub struct Seen {
     pub walls: Walls,
     pub outside: i32,

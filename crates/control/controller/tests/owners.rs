@@ -477,6 +477,32 @@ async fn a_reader_changes_nothing() {
     assert!(!daemon.sandbox.stop.is_cancelled());
 }
 
+/// The proxy is outside of the document, and so of the table.
+#[tokio::test]
+async fn ports_are_reached_by_those_who_may_use_the_sandbox() {
+    let daemon = Daemon::new().await;
+    let reader = daemon.token("reader", "a", Role::Read).await;
+    let other = daemon.token("other", "b", Role::Use).await;
+    for route in [
+        "/v1/sandboxes/{id}/proxy/80",
+        "/v1/sandboxes/{id}/proxy/80/",
+        "/v1/sandboxes/{id}/proxy/80/a/b",
+    ] {
+        for method in ["GET", "POST", "DELETE"] {
+            let (status, text) = daemon.send(&other, method, route, "").await;
+            let found = (status, code(&text));
+            assert_eq!(
+                found,
+                (404, json!("sandbox_not_found")),
+                "{method} {route}: {text}"
+            );
+            let (status, text) = daemon.send(&reader, method, route, "").await;
+            let found = (status, code(&text));
+            assert_eq!(found, (403, json!("forbidden")), "{method} {route}: {text}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_public_snapshot_can_be_used_by_everyone_and_changed_by_its_owner() {
     let daemon = Daemon::new().await;

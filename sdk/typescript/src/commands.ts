@@ -24,7 +24,6 @@ export type Command = string | readonly string[];
 
 const argv = (command: Command): string[] => (typeof command === "string" ? ["/bin/sh", "-c", command] : [...command]);
 // The daemon ends a command at its timeout. The client waits this much longer for the answer.
-const GRACE_MS = 30_000;
 
 function request(command: Command, o: RunOptions, timeout?: number): Record<string, unknown> {
   return { args: argv(command), timeout_secs: timeout === undefined ? undefined : Math.max(1, Math.ceil(timeout)), cwd: o.cwd, env: o.env, user: o.user, stdin: o.stdin };
@@ -69,7 +68,7 @@ export class Commands {
   /** The frames of a command as they come. The command is killed when the iteration ends early. */
   async *stream(command: Command, options: RunOptions = {}): AsyncGenerator<Frame> {
     const timeout = options.timeout ?? 60;
-    yield* frames(this.http, "POST", `${this.base}/exec/stream`, { json: request(command, options, timeout), signal: options.signal, silenceMs: timeout * 1000 + GRACE_MS });
+    yield* frames(this.http, "POST", `${this.base}/exec/stream`, { json: request(command, options, timeout), signal: options.signal });
   }
 
   /** Starts a command in the background. The command has no timeout and outlives the connection. */
@@ -219,7 +218,7 @@ export class Session {
 }
 
 /** The frames of a process. A stream that ends without its exit frame is a `StreamCut`. */
-async function* frames(http: Http, method: string, path: string, options: CallOptions & { json?: unknown; silenceMs?: number }): AsyncGenerator<Frame> {
+async function* frames(http: Http, method: string, path: string, options: CallOptions & { json?: unknown }): AsyncGenerator<Frame> {
   let pid: number | undefined;
   try {
     for await (const line of await http.open(method, path, options)) {

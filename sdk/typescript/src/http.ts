@@ -34,6 +34,8 @@ export interface RequestOptions extends CallOptions {
 
 const TRANSIENT = new Set(["rate_limited", "busy", "shutting_down"]);
 export const LONG_MS = 600_000;
+/** The daemon sends a keepalive after every 15 s of silence: a stream that is silent for longer is dead. */
+const SILENCE_MS = 45_000;
 
 function variable(name: string): string | undefined {
   const process = (globalThis as { process?: { env?: Record<string, string | undefined> } }).process;
@@ -146,7 +148,7 @@ export class Http {
   async open(method: string, path: string, options: RequestOptions & { silenceMs?: number | undefined } = {}): Promise<AsyncGenerator<unknown>> {
     const end = new AbortController();
     const response = await this.#send(method, path, { ...options, signal: AbortSignal.any([end.signal, ...(options.signal ? [options.signal] : [])]) }, undefined);
-    return lines(response, path, end, options);
+    return lines(response, path, end, { ...options, silenceMs: options.silenceMs ?? SILENCE_MS });
   }
 
   /** A WebSocket to a route. */

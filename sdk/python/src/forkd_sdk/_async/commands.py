@@ -15,8 +15,6 @@ from forkd_sdk.models import CommandResult, Exited, Frame, Output, ProcessInfo, 
 if TYPE_CHECKING:
     from forkd_sdk._async.http import AsyncHttp
 
-# The daemon ends a command at its timeout. The client waits this much longer for the answer.
-_GRACE = 30.0
 _SIGKILL = 9
 
 
@@ -89,7 +87,7 @@ class AsyncCommands:
         """
         body = _request(argv(command), timeout, cwd, env, user, stdin)
         path = f"{self._base}/exec/stream"
-        async with aclosing(_frames(self._http, "POST", path, body, timeout + _GRACE)) as frames:
+        async with aclosing(_frames(self._http, "POST", path, body)) as frames:
             async for frame in frames:
                 yield frame
 
@@ -139,7 +137,7 @@ class AsyncProcess:
 
     async def __aiter__(self) -> AsyncGenerator[Output]:
         try:
-            async with aclosing(_frames(self._http, "GET", f"{self._base}/output", None, None)) as frames:
+            async with aclosing(_frames(self._http, "GET", f"{self._base}/output", None)) as frames:
                 async for frame in frames:
                     if isinstance(frame, Output):
                         yield frame
@@ -186,11 +184,11 @@ def _request(
     return without_none(args=args, timeout_secs=seconds, cwd=cwd, env=env, user=user, stdin=stdin)
 
 
-async def _frames(http: AsyncHttp, method: str, path: str, body: object, silence: float | None) -> AsyncGenerator[Frame]:
+async def _frames(http: AsyncHttp, method: str, path: str, body: object) -> AsyncGenerator[Frame]:
     """The frames of a process. A stream that ends without `Exited` is a `StreamCut`."""
     pid: int | None = None
     try:
-        async with aclosing(http.lines(method, path, json=body, silence=silence)) as lines:
+        async with aclosing(http.lines(method, path, json=body)) as lines:
             async for line in lines:
                 frame = read_frame(line)
                 if isinstance(frame, Started):

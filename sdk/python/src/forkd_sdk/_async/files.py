@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd_sdk import _aio as io
+from forkd_sdk._async.http import SILENCE
 from forkd_sdk._wire import is_keepalive, parse_line, rows
 from forkd_sdk.errors import FileMissing, InvalidRequest
 from forkd_sdk.models import FileChange, FileEntry, Transfer
@@ -107,7 +108,7 @@ class AsyncFiles:
         params = {"path": path}
         if recursive:
             params["recursive"] = "true"
-        async with self._http.open("GET", f"{self._base}/watch", params=params) as response:
+        async with self._http.open("GET", f"{self._base}/watch", params=params, silence=SILENCE) as response:
             yield _changes(response)
 
     async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> Transfer:

@@ -16,8 +16,6 @@ from forkd_sdk.models import CommandResult, Exited, Frame, Output, ProcessInfo, 
 if TYPE_CHECKING:
     from forkd_sdk._sync.http import Http
 
-# The daemon ends a command at its timeout. The client waits this much longer for the answer.
-_GRACE = 30.0
 _SIGKILL = 9
 
 
@@ -90,7 +88,7 @@ class Commands:
         """
         body = _request(argv(command), timeout, cwd, env, user, stdin)
         path = f"{self._base}/exec/stream"
-        with closing(_frames(self._http, "POST", path, body, timeout + _GRACE)) as frames:
+        with closing(_frames(self._http, "POST", path, body)) as frames:
             for frame in frames:
                 yield frame
 
@@ -140,7 +138,7 @@ class Process:
 
     def __iter__(self) -> Generator[Output]:
         try:
-            with closing(_frames(self._http, "GET", f"{self._base}/output", None, None)) as frames:
+            with closing(_frames(self._http, "GET", f"{self._base}/output", None)) as frames:
                 for frame in frames:
                     if isinstance(frame, Output):
                         yield frame
@@ -187,11 +185,11 @@ def _request(
     return without_none(args=args, timeout_secs=seconds, cwd=cwd, env=env, user=user, stdin=stdin)
 
 
-def _frames(http: Http, method: str, path: str, body: object, silence: float | None) -> Generator[Frame]:
+def _frames(http: Http, method: str, path: str, body: object) -> Generator[Frame]:
     """The frames of a process. A stream that ends without `Exited` is a `StreamCut`."""
     pid: int | None = None
     try:
-        with closing(http.lines(method, path, json=body, silence=silence)) as lines:
+        with closing(http.lines(method, path, json=body)) as lines:
             for line in lines:
                 frame = read_frame(line)
                 if isinstance(frame, Started):

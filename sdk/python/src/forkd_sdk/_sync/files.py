@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd_sdk import _sio as io
+from forkd_sdk._sync.http import SILENCE
 from forkd_sdk._wire import is_keepalive, parse_line, rows
 from forkd_sdk.errors import FileMissing, InvalidRequest
 from forkd_sdk.models import FileChange, FileEntry, Transfer
@@ -108,7 +109,7 @@ class Files:
         params = {"path": path}
         if recursive:
             params["recursive"] = "true"
-        with self._http.open("GET", f"{self._base}/watch", params=params) as response:
+        with self._http.open("GET", f"{self._base}/watch", params=params, silence=SILENCE) as response:
             yield _changes(response)
 
     def upload_dir(self, local: str | os.PathLike[str], remote: str) -> Transfer:

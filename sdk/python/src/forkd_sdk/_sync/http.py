@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from httpx2 import Timeout
 
-# The daemon sends a keepalive every 15 s of silence, if it sends keepalives at all.
+# The daemon sends a keepalive after every 15 s of silence: a stream that is silent for longer is dead.
 SILENCE = 45.0
 _CONNECT = 10.0
 
@@ -161,7 +161,7 @@ class Http:
             attempt += 1
 
     def lines(
-        self, method: str, path: str, *, json: object = None, params: dict[str, str] | None = None, silence: float | None = None
+        self, method: str, path: str, *, json: object = None, params: dict[str, str] | None = None, silence: float | None = SILENCE
     ) -> Generator[object]:
         """The lines of an NDJSON stream."""
         with self.open(method, path, json=json, params=params, silence=silence) as response:

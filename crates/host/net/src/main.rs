@@ -1,15 +1,11 @@
 //! `forkd-net`: the network engine of a host.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Parser;
 use forkd_net::program::Program;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
 
 /// Connects sandboxes to the network.
 ///
@@ -33,31 +29,8 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     // Each flow is an open file; a low limit refuses flows and breaks nothing.
     let _ = forkd_os::raise_file_limit();
-    let listener = listen_on(&args.socket)?;
+    let listener = forkd_os::seqpacket::listen_on(&args.socket)?;
     Program::new(listener, args.resolver)
         .and_then(|mut program| program.run())
         .context("the event loop cannot go on")
-}
-
-/// Listens on the path, and replaces a socket that no process listens on any more.
-fn listen_on(path: &Path) -> anyhow::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)
-        .with_context(|| format!("{} is no path for a socket", path.display()))?;
-    let new = || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-    };
-    if connect(new()?, &address).is_ok() {
-        bail!("another forkd-net listens on {}", path.display());
-    }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("{} is in the way", path.display()));
-        }
-        _ => {}
-    }
-    let listener = new()?;
-    bind(&listener, &address).with_context(|| format!("cannot bind {}", path.display()))?;
-    listen(&listener, 16)?;
-    Ok(listener)
 }

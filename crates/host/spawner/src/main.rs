@@ -12,17 +12,13 @@ mod process;
 mod server;
 
 use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use cgroup::Cgroups;
 use clap::Parser;
 use forkd_types::Engine;
 use jail::Jails;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
 use server::{Server, Settings};
 
 /// Starts VMM processes and keeps a pool of shells ready.
@@ -66,7 +62,7 @@ fn main() -> anyhow::Result<()> {
     if let Err(error) = forkd_os::raise_file_limit() {
         say(&format!("the limit on open files stays as it is: {error}"));
     }
-    let listener = listen_on(&args.socket)?;
+    let listener = forkd_os::seqpacket::listen_on(&args.socket)?;
     let socket = args.socket.canonicalize().unwrap_or(args.socket);
     let cgroups = Cgroups::open(&socket);
     // Before the first thread and the first VMM: the namespaces of this process may change.
@@ -97,27 +93,4 @@ fn beside_this_program(name: &str) -> anyhow::Result<PathBuf> {
 /// A line on standard error. A log that cannot be written, on a full disk, is no reason to end.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "forkd-spawn: {line}");
-}
-
-/// Listens on the path, and replaces a socket that no process listens on any more.
-fn listen_on(path: &Path) -> anyhow::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)
-        .with_context(|| format!("{} is no path for a socket", path.display()))?;
-    let new = || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-    };
-    if connect(new()?, &address).is_ok() {
-        bail!("another forkd-spawn listens on {}", path.display());
-    }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("{} is in the way", path.display()));
-        }
-        _ => {}
-    }
-    let listener = new()?;
-    bind(&listener, &address).with_context(|| format!("cannot bind {}", path.display()))?;
-    listen(&listener, 16)?;
-    Ok(listener)
 }

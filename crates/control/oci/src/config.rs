@@ -27,7 +27,6 @@ pub struct Config {
     /// TCP ports that the image says it listens on.
     pub ports: Vec<u16>,
     pub stop_signal: Option<String>,
-    pub labels: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -53,7 +52,6 @@ struct WireRun {
     cmd: Option<Vec<String>>,
     exposed_ports: Option<BTreeMap<String, serde::de::IgnoredAny>>,
     stop_signal: Option<String>,
-    labels: Option<BTreeMap<String, String>>,
 }
 
 impl Config {
@@ -87,7 +85,6 @@ impl Config {
             cmd: arguments("Cmd", run.cmd.unwrap_or_default())?,
             ports: tcp_ports(run.exposed_ports.unwrap_or_default().keys()),
             stop_signal: some_text("StopSignal", run.stop_signal)?,
-            labels: run.labels.unwrap_or_default(),
         })
     }
 }

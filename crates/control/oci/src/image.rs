@@ -6,7 +6,7 @@ use crate::archive::Archive;
 use crate::config::Config;
 use crate::digest::Digest;
 use crate::error::OciError;
-use crate::layout::{Layout, layers};
+use crate::layout::Layout;
 use crate::manifest::Platform;
 use crate::part::Part;
 use crate::source::Source;
@@ -29,8 +29,20 @@ pub struct Image {
 }
 
 impl Image {
+    /// An image whose layers must have the digests that the configuration promises, in the same order.
     pub(crate) fn new(digest: Digest, config: Config, blobs: Vec<Part>) -> Result<Self, OciError> {
-        let layers = layers(&config, blobs)?;
+        if config.diff_ids.len() != blobs.len() {
+            return Err(OciError::LayerCount {
+                configured: config.diff_ids.len(),
+                found: blobs.len(),
+            });
+        }
+        let promised = config.diff_ids.iter().map(|digest| Some(*digest));
+        let layers = blobs
+            .into_iter()
+            .zip(promised)
+            .map(|(blob, diff_id)| Layer { blob, diff_id })
+            .collect();
         Ok(Self {
             digest,
             config,

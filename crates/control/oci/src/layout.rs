@@ -8,7 +8,7 @@ use crate::archive::Archive;
 use crate::config::Config;
 use crate::digest::Digest;
 use crate::error::OciError;
-use crate::image::{Image, Layer};
+use crate::image::Image;
 use crate::limits;
 use crate::manifest::{Descriptor, Document, Index, Manifest, Platform};
 use crate::part::Part;
@@ -127,24 +127,8 @@ pub(crate) fn read(part: &Part, what: &str, limit: u64) -> Result<Vec<u8>, OciEr
             limit,
         });
     }
-    part.read(limit).map_err(|source| OciError::Unpack {
+    part.read().map_err(|source| OciError::Unpack {
         what: what.to_owned(),
         source,
     })
-}
-
-/// Layers in their order, with the digest that the configuration promises for each.
-pub(crate) fn layers(config: &Config, blobs: Vec<Part>) -> Result<Vec<Layer>, OciError> {
-    if config.diff_ids.len() != blobs.len() {
-        return Err(OciError::LayerCount {
-            configured: config.diff_ids.len(),
-            found: blobs.len(),
-        });
-    }
-    let promised = config.diff_ids.iter().map(|digest| Some(*digest));
-    Ok(blobs
-        .into_iter()
-        .zip(promised)
-        .map(|(blob, diff_id)| Layer { blob, diff_id })
-        .collect())
 }

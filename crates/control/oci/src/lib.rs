@@ -1,8 +1,9 @@
 //! Container images of strangers.
 //!
 //! [`source`] parses where an image lies, [`open`] finds its manifest and configuration there, and [`layer`] turns its
-//! layers into plain tar archives. Every byte is checked against the digest that names it, and every size against
-//! [`limits`].
+//! layers into plain tar archives. Manifest and configuration are checked against the digests that name
+//! them, and each layer against the digest that the configuration promises for its plain bytes. Every size has a limit
+//! ([`limits`]).
 
 pub mod archive;
 pub mod config;

@@ -19,13 +19,8 @@ const NAME: &str = "org.opencontainers.image.ref.name";
 
 /// One blob, as an index or a manifest names it.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    #[serde(default)]
-    pub media_type: String,
     pub digest: Digest,
-    #[serde(default)]
-    pub size: u64,
     #[serde(default)]
     pub platform: Option<Platform>,
     #[serde(default)]

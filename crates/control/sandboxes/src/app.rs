@@ -234,9 +234,9 @@ impl App {
 
     /// Removes content that came free since the last time.
     pub async fn collect(self: &Arc<Self>) -> Result<(), Error> {
-        let freed = |app: &Self| app.store.collect_freed();
-        self.blocking(move |app| {
-            freed(app).map_err(Error::store("unused content was not removed"))
+        self.blocking(|app| {
+            let freed = app.store.collect_freed();
+            freed.map_err(Error::store("unused content was not removed"))
         })
         .await?;
         self.drop_volatile().await

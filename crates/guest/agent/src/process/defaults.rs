@@ -1,6 +1,7 @@
 //! Who and where a process runs when a request does not say: the image may have put that into a file.
 
 use std::fs;
+use std::sync::OnceLock;
 
 /// Lines `user=…` and `cwd=…`; both may be missing, and so may the file.
 const FILE: &str = "/etc/forkd/defaults";
@@ -14,9 +15,10 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// Reads the file of the image.
-    pub fn load() -> Self {
-        Self::parse(&fs::read_to_string(FILE).unwrap_or_default())
+    /// The defaults of the image. The file is read once, and children inherit the answer.
+    pub fn of_image() -> &'static Self {
+        static READ: OnceLock<Defaults> = OnceLock::new();
+        READ.get_or_init(|| Self::parse(&fs::read_to_string(FILE).unwrap_or_default()))
     }
 
     fn parse(text: &str) -> Self {

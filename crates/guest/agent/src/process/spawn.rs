@@ -51,7 +51,7 @@ pub fn spawn_with(
     stdin: Option<OwnedFd>,
 ) -> Result<Spawned, AgentError> {
     let argv = argv(request)?;
-    let defaults = Defaults::load();
+    let defaults = Defaults::of_image();
     let user = request
         .user
         .as_deref()
@@ -59,7 +59,7 @@ pub fn spawn_with(
         .map(|user| Users::load().find(user))
         .transpose()?;
     let mut command = command(request, &argv, user.as_ref())?;
-    let cwd = cwd(request, &defaults, user.as_ref());
+    let cwd = cwd(request, defaults, user.as_ref());
     command.current_dir(&cwd);
     let ends = match request.pty {
         Some(size) => Ends::pty(&mut command, size),

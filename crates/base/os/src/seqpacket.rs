@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -40,7 +41,8 @@ pub fn listen_on(path: &Path) -> Result<OwnedFd, ListenError> {
         let made = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         made.map_err(|error| failed("make a socket for", error.into()))
     };
-    if connect(new()?, &address).is_ok() {
+    // A full queue of connections belongs to a process that listens.
+    if matches!(connect(new()?, &address), Ok(()) | Err(Errno::AGAIN)) {
         return Err(ListenError::InUse {
             path: path.to_owned(),
         });

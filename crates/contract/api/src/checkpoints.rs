@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::NetworkRequest;
+
 /// Body of `POST /v1/sandboxes/{id}/checkpoints`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CheckpointRequest {
@@ -77,6 +79,9 @@ pub struct ForkRequest {
     /// names and a clock of its own. Fails if a process cannot be frozen within two seconds.
     #[serde(default)]
     pub freeze: bool,
+    /// Network policy of the children; that of the sandbox if missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkRequest>,
 }
 
 fn one() -> u32 {

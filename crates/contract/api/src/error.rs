@@ -41,6 +41,8 @@ pub enum ErrorCode {
     InvalidRequest,
     /// A name (tag, workspace, sandbox ID) is malformed.
     InvalidName,
+    /// The network policy is invalid; the message names the rule.
+    PolicyInvalid,
     /// The route does not accept this content type.
     UnsupportedMediaType,
     /// The body exceeds the limit of the route.
@@ -63,8 +65,20 @@ pub enum ErrorCode {
     WorkspaceNotFound,
     /// The image does not exist.
     ImageNotFound,
+    /// The container image, its name or its platform cannot be used.
+    ImageInvalid,
+    /// A registry refuses to give the image.
+    RegistryDenied,
+    /// A registry cannot be reached, or fails.
+    RegistryFailed,
+    /// The operation does not exist.
+    OperationNotFound,
     /// There is no token of that name.
     TokenNotFound,
+    /// There is no node of that name in the fleet.
+    NodeNotFound,
+    /// The node of the fleet does not answer; it may come back.
+    NodeLost,
     /// There is no checkpoint of that name.
     CheckpointNotFound,
     /// The process does not exist in the sandbox.
@@ -99,12 +113,22 @@ pub enum ErrorCode {
     AgentFailed,
     /// Nothing listens on the port of the guest, or its server hung up.
     PortClosed,
+    /// The network engine is missing or does not answer.
+    NetworkUnavailable,
     /// An operation exceeded its timeout.
     Timeout,
     /// The VM ended.
     SandboxGone,
     /// The VM could not be started.
     LaunchFailed,
+    /// The artifact of a snapshot is malformed, incomplete or too large.
+    InvalidArtifact,
+    /// Content does not match the digest that names it.
+    DigestMismatch,
+    /// The artifact is not signed, or its signer is not trusted.
+    UntrustedSignature,
+    /// The snapshot holds keys or tokens.
+    ContainsSecrets,
     /// The disk is full.
     NoSpace,
     /// Not possible with this configuration or build.
@@ -118,6 +142,7 @@ impl ErrorCode {
     pub const ALL: &[Self] = &[
         Self::InvalidRequest,
         Self::InvalidName,
+        Self::PolicyInvalid,
         Self::UnsupportedMediaType,
         Self::TooLarge,
         Self::NoSuchRoute,
@@ -129,7 +154,13 @@ impl ErrorCode {
         Self::SnapshotNotFound,
         Self::WorkspaceNotFound,
         Self::ImageNotFound,
+        Self::ImageInvalid,
+        Self::RegistryDenied,
+        Self::RegistryFailed,
+        Self::OperationNotFound,
         Self::TokenNotFound,
+        Self::NodeNotFound,
+        Self::NodeLost,
         Self::CheckpointNotFound,
         Self::ProcessNotFound,
         Self::FileNotFound,
@@ -147,9 +178,14 @@ impl ErrorCode {
         Self::AgentUnreachable,
         Self::AgentFailed,
         Self::PortClosed,
+        Self::NetworkUnavailable,
         Self::Timeout,
         Self::SandboxGone,
         Self::LaunchFailed,
+        Self::InvalidArtifact,
+        Self::DigestMismatch,
+        Self::UntrustedSignature,
+        Self::ContainsSecrets,
         Self::NoSpace,
         Self::Unsupported,
         Self::Internal,
@@ -160,6 +196,7 @@ impl ErrorCode {
         match self {
             Self::InvalidRequest => "invalid_request",
             Self::InvalidName => "invalid_name",
+            Self::PolicyInvalid => "policy_invalid",
             Self::UnsupportedMediaType => "unsupported_media_type",
             Self::TooLarge => "too_large",
             Self::NoSuchRoute => "no_such_route",
@@ -171,7 +208,13 @@ impl ErrorCode {
             Self::SnapshotNotFound => "snapshot_not_found",
             Self::WorkspaceNotFound => "workspace_not_found",
             Self::ImageNotFound => "image_not_found",
+            Self::ImageInvalid => "image_invalid",
+            Self::RegistryDenied => "registry_denied",
+            Self::RegistryFailed => "registry_failed",
+            Self::OperationNotFound => "operation_not_found",
             Self::TokenNotFound => "token_not_found",
+            Self::NodeNotFound => "node_not_found",
+            Self::NodeLost => "node_lost",
             Self::CheckpointNotFound => "checkpoint_not_found",
             Self::ProcessNotFound => "process_not_found",
             Self::FileNotFound => "file_not_found",
@@ -189,9 +232,14 @@ impl ErrorCode {
             Self::AgentUnreachable => "agent_unreachable",
             Self::AgentFailed => "agent_failed",
             Self::PortClosed => "port_closed",
+            Self::NetworkUnavailable => "network_unavailable",
             Self::Timeout => "timeout",
             Self::SandboxGone => "sandbox_gone",
             Self::LaunchFailed => "launch_failed",
+            Self::InvalidArtifact => "invalid_artifact",
+            Self::DigestMismatch => "digest_mismatch",
+            Self::UntrustedSignature => "untrusted_signature",
+            Self::ContainsSecrets => "contains_secrets",
             Self::NoSpace => "no_space",
             Self::Unsupported => "unsupported",
             Self::Internal => "internal",

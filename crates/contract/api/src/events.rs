@@ -20,6 +20,11 @@ pub enum EventKind {
     SandboxBranched,
     /// A sandbox was rolled back to a checkpoint.
     SandboxRolledBack,
+    /// The network policy of a sandbox denied a connection. At most one event per second and sandbox; the flow log has
+    /// every denial.
+    NetworkDenied,
+    /// Every connection of a sandbox was reset, because the network engine was restarted or failed.
+    NetworkReset,
     /// A snapshot is ready.
     SnapshotReady,
     /// A snapshot could not be made.

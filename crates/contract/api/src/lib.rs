@@ -12,7 +12,11 @@ mod error;
 mod events;
 mod exec;
 mod files;
+mod hub;
+mod images;
 mod limits;
+mod network;
+mod node;
 pub mod routes;
 mod sandboxes;
 mod snapshots;
@@ -35,13 +39,23 @@ pub use files::{
     AttributesRequest, FileChange, FileChangeKind, FileEntry, FileKind, MakeDirRequest,
     RenameRequest, WriteResult,
 };
+pub use hub::{MemoryWish, UnpackPlan, UnpackWay};
+pub use images::{
+    FetchImage, ImageDetail, ImageInfo, OperationInfo, OperationStatus, PrunedImages, PullPolicy,
+    RegistryCredential,
+};
 pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequest};
+pub use network::{
+    E2bNetwork, FlowEntry, FlowInfo, InvalidE2bNetwork, InvalidNetwork, NetworkCounters,
+    NetworkInfo, NetworkLimits, NetworkPolicy, NetworkRequest, NetworkStatus, UpdateNetwork,
+};
+pub use node::{FleetNode, LOAD_HEADER, NodeInfo, UpdateNode};
 pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
 pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,
     StoreUsage, UpdateSnapshot,
 };
-pub use status::{DaemonStatus, Health, ImageInfo, Isolation, MissingWall, Version};
+pub use status::{DaemonStatus, Health, Isolation, MissingWall, Version};
 pub use tokens::{CreateToken, CreatedToken, Role, TokenInfo, UnknownRole};
 pub use workspaces::{CreateWorkspace, SuspendRequest, WorkspaceInfo, WorkspaceStatus};
 

@@ -23,12 +23,20 @@ routes! {
     OPENAPI = "/openapi.json";
     /// `GET` the walls around sandboxes.
     STATUS = "/v1/status";
+    /// `GET` the name and load of this host, `PATCH` drains it.
+    NODE = "/v1/node";
     /// `GET` lists, `POST` creates.
     SNAPSHOTS = "/v1/snapshots";
     /// `PATCH`, `DELETE`.
     SNAPSHOT = "/v1/snapshots/{tag}";
     SNAPSHOT_INFO = "/v1/snapshots/{tag}/info";
     SNAPSHOT_COMPACT = "/v1/snapshots/{tag}/compact";
+    /// `POST`; the response is an OCI layout as a tar stream.
+    SNAPSHOT_PACK = "/v1/snapshots/{tag}/pack";
+    /// `POST` the documents of an artifact; the answer says which packs are missing.
+    HUB_CHECK = "/v1/hub/check";
+    /// `POST` an OCI layout as a tar stream.
+    HUB_UNPACK = "/v1/hub/unpack";
     /// `GET` lists, `POST` starts children.
     SANDBOXES = "/v1/sandboxes";
     /// `GET` the resource usage of each sandbox.
@@ -47,6 +55,13 @@ routes! {
     ROLLBACK = "/v1/sandboxes/{id}/rollback";
     PAUSE = "/v1/sandboxes/{id}/pause";
     RESUME = "/v1/sandboxes/{id}/resume";
+    /// `GET` reads, `PUT` replaces, `PATCH` edits the network policy.
+    NETWORK = "/v1/sandboxes/{id}/network";
+    /// `GET` open flows.
+    NETWORK_FLOWS = "/v1/sandboxes/{id}/network/flows";
+    /// `GET` a stream of denied and ended flows.
+    NETWORK_LOG = "/v1/sandboxes/{id}/network/log";
+    NETWORK_RESET = "/v1/sandboxes/{id}/network/reset";
     /// `GET` the console output.
     LOGS = "/v1/sandboxes/{id}/logs";
     /// `GET` reads, `PUT` writes, `DELETE` removes; `?path=`.
@@ -80,7 +95,17 @@ routes! {
     INTERPRETER_INTERRUPT = "/v1/sandboxes/{id}/interpreters/{name}/interrupt";
     /// `GET` a stream.
     EVENTS = "/v1/events";
+    /// `GET` lists, `POST` fetches from a registry.
     IMAGES = "/v1/images";
+    /// `POST` the bytes of an archive.
+    IMAGES_ARCHIVE = "/v1/images/archive";
+    IMAGES_PRUNE = "/v1/images/prune";
+    /// `GET` describes, `DELETE` removes.
+    IMAGE = "/v1/images/{name}";
+    /// `GET` lists those that are remembered.
+    OPERATIONS = "/v1/operations";
+    /// `GET` waits with `?wait_secs=`, `DELETE` cancels.
+    OPERATION = "/v1/operations/{operation}";
     STORE = "/v1/store";
     STORE_FSCK = "/v1/store/fsck";
     /// `GET`: list, `POST`: make.
@@ -94,6 +119,9 @@ routes! {
     WORKSPACE_RESUME = "/v1/workspaces/{name}/resume";
 }
 
+/// `POST` messages of the Model Context Protocol; only with `--mcp`. It is not REST, so the document does not have it.
+pub const MCP: &str = "/mcp";
+
 /// Any method: passes a request on to a port of the guest. OpenAPI cannot describe the rest of the path, so the document
 /// does not have it.
 pub const PROXY: &str = "/v1/sandboxes/{id}/proxy/{port}";
@@ -101,6 +129,11 @@ pub const PROXY: &str = "/v1/sandboxes/{id}/proxy/{port}";
 pub const PROXY_ROOT: &str = "/v1/sandboxes/{id}/proxy/{port}/";
 /// The same, with a longer path.
 pub const PROXY_PATH: &str = "/v1/sandboxes/{id}/proxy/{port}/{*path}";
+
+/// `GET` lists the hosts of a fleet. Gateways have it, daemons do not.
+pub const NODES: &str = "/v1/nodes";
+/// `GET`, `PATCH`: one host of a fleet. A path behind it is sent on to that host. Gateways have it, daemons do not.
+pub const FLEET_NODE: &str = "/v1/nodes/{name}";
 
 /// Puts values into the `{…}` of a route, escaped so that they stay one path segment each.
 pub fn fill(route: &str, values: &[&str]) -> String {

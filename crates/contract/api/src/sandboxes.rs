@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ErrorBody, LimitsRequest};
+use crate::{ErrorBody, LimitsRequest, NetworkPolicy, NetworkRequest};
 
 /// Body of `POST /v1/sandboxes`: start children of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,9 +24,12 @@ pub struct CreateSandboxes {
     #[serde(default = "one")]
     #[schema(minimum = 1, maximum = 1000, default = 1)]
     pub n: u32,
-    /// Accepted for compatibility; sandboxes have no network.
+    /// Accepted for compatibility; a sandbox has no network namespace, `network` decides what it reaches.
     #[serde(default)]
     pub per_child_netns: bool,
+    /// Network policy of each child; the default of the daemon if missing *(extension)*.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkRequest>,
     /// The same as `limits.memory_mib`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 16, maximum = 16777216)]
@@ -66,6 +69,7 @@ impl Default for CreateSandboxes {
             snapshot_tag: String::new(),
             n: one(),
             per_child_netns: false,
+            network: None,
             memory_limit_mib: None,
             limits: LimitsRequest::default(),
             prewarm: false,
@@ -84,6 +88,14 @@ fn one() -> u32 {
     1
 }
 
+/// The policy of a sandbox of a daemon that does not know networks.
+fn no_network() -> NetworkPolicy {
+    NetworkPolicy {
+        mode: "none".to_owned(),
+        ..NetworkPolicy::default()
+    }
+}
+
 /// Body of `PATCH /v1/sandboxes/{id}` *(extension)*.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UpdateSandbox {
@@ -96,6 +108,9 @@ pub struct UpdateSandbox {
     /// New limits on host resources; they replace all old ones, and take effect at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsRequest>,
+    /// New network policy. Connections that it does not allow are reset before the response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkRequest>,
 }
 
 /// State of a sandbox.
@@ -141,6 +156,9 @@ pub struct SandboxInfo {
     /// Limits on host resources *(extension)*.
     #[serde(default, skip_serializing_if = "LimitsRequest::is_empty")]
     pub limits: LimitsRequest,
+    /// Network policy *(extension)*.
+    #[serde(default = "no_network")]
+    pub network: NetworkPolicy,
     /// Whether the sandbox has been branched.
     pub has_branched: bool,
     /// Path of the memory of its last branch.
@@ -201,4 +219,13 @@ pub struct SandboxStats {
     pub shared_bytes: u64,
     /// CPU time since the start, in microseconds.
     pub cpu_us: u64,
+    /// Host memory that counts against the memory limit, in bytes; absent if the sandbox has no cgroup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub charged_bytes: Option<u64>,
+    /// Bytes read from disks of the host since the start; absent if the host does not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes: Option<u64>,
+    /// Bytes written to disks of the host since the start; absent if the host does not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<u64>,
 }

@@ -60,6 +60,9 @@ pub struct SnapshotInfo {
     /// Image of the disk *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Engine that made the snapshot and runs its children *(extension)*.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
     /// Pause in microseconds *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_us: Option<u64>,
@@ -149,6 +152,11 @@ pub struct CreateSnapshot {
     /// Labels of the snapshot *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Engine of the parent and of all its children: `forkd`, or `firecracker` where the daemon has one
+    /// *(extension)*.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 16, pattern = "^[a-z0-9-]+$")]
+    pub engine: Option<String>,
 }
 
 impl Default for CreateSnapshot {
@@ -169,6 +177,7 @@ impl Default for CreateSnapshot {
             ready_timeout_secs: None,
             wait: true,
             labels: BTreeMap::new(),
+            engine: None,
         }
     }
 }

@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::NetworkStatus;
+
 /// Response to `GET /healthz`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
@@ -28,6 +30,9 @@ pub struct Version {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DaemonStatus {
     pub isolation: Isolation,
+    /// The network engine; missing in a response of an older daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStatus>,
 }
 
 /// The walls between every VMM and its host. The filter of system calls always stands.
@@ -47,17 +52,4 @@ pub struct MissingWall {
     /// Why it does not stand; administrators only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-}
-
-/// An image from which parents can be built.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ImageInfo {
-    /// Name for snapshot requests.
-    pub name: String,
-    /// Path on the host.
-    pub dir: String,
-    /// Size that the guest sees, in bytes.
-    pub logical_bytes: u64,
-    /// Space on the host, in bytes.
-    pub physical_bytes: u64,
 }

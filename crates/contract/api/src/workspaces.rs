@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::NetworkRequest;
+
 /// State of a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -61,12 +63,15 @@ pub struct CreateWorkspace {
         pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
     )]
     pub snapshot_tag: String,
-    /// Accepted for compatibility; sandboxes have no network.
+    /// Accepted for compatibility; a sandbox has no network namespace, `network` decides what it reaches.
     #[serde(default)]
     pub per_child_netns: bool,
     /// Limit on host memory, in MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit_mib: Option<u64>,
+    /// Network policy; the default of the daemon if missing *(extension)*.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkRequest>,
 }
 
 /// Body of `POST /v1/workspaces/{name}/suspend`.

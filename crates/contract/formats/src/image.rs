@@ -6,8 +6,9 @@ use forkd_types::{Digest, MiB};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Version of the record. Version 1 has no `run` and knows no container images; it is still read.
-pub const SCHEMA: u32 = 2;
+/// Version of the record. Version 1 has no `run` and knows no container images, version 2 knows no health check; both
+/// are still read.
+pub const SCHEMA: u32 = 3;
 /// Name of the record, in the folder of the image.
 pub const RECORD: &str = "image.json";
 /// Name of the root disk, in the folder of the image.
@@ -78,6 +79,9 @@ pub struct RunDefaults {
     pub ports: Vec<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<String>,
+    /// `CMD` and arguments, or `CMD-SHELL` and a line.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub healthcheck: Vec<String>,
 }
 
 impl RunDefaults {
@@ -252,12 +256,12 @@ mod tests {
     #[test]
     fn other_versions_and_unknown_fields_are_refused() {
         let text = example().to_json();
-        let newer = text.replace("\"schema\": 2", "\"schema\": 7");
+        let newer = text.replace("\"schema\": 3", "\"schema\": 7");
         assert!(matches!(
             ImageRecord::parse(newer.as_bytes()),
             Err(ImageRecordError::Version { found: 7 })
         ));
-        let unknown = text.replace("\"schema\": 2", "\"schema\": 2, \"extra\": 1");
+        let unknown = text.replace("\"schema\": 3", "\"schema\": 3, \"extra\": 1");
         assert!(matches!(
             ImageRecord::parse(unknown.as_bytes()),
             Err(ImageRecordError::Parse(_))
@@ -268,7 +272,7 @@ mod tests {
     fn the_version_before_is_read() {
         let mut record = example();
         record.run = RunDefaults::default();
-        let text = record.to_json().replace("\"schema\": 2", "\"schema\": 1");
+        let text = record.to_json().replace("\"schema\": 3", "\"schema\": 1");
         record.schema = 1;
         assert_eq!(ImageRecord::parse(text.as_bytes()).unwrap(), record);
     }

@@ -97,6 +97,99 @@ pub struct ImageInstalled {
     pub name: String,
 }
 
+/// The longest request of `forkd-image fetch`, in bytes.
+pub const MAX_REQUEST: u64 = 64 << 10;
+
+/// The first line on the standard input of `forkd-image fetch`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FetchRequest {
+    /// The version of the form, [`FORMAT`].
+    pub format: u32,
+    /// The name of an image in a registry, or `-` for an archive after this line.
+    pub source: String,
+    /// The name that the image gets; otherwise one is made from its source and digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    pub disk_mib: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credential: Option<FetchCredential>,
+}
+
+/// A right to read from the registry of the image. It has no `Debug`: nothing may print it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum FetchCredential {
+    Password { username: String, password: String },
+    Identity { token: String },
+    Bearer { token: String },
+}
+
+/// One line on the standard output of `forkd-image fetch`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FetchLine {
+    Progress(FetchProgress),
+    /// The last line of a success.
+    Done(ImageFetched),
+    /// The last line of a failure.
+    Failed(FetchFailure),
+}
+
+/// How far a fetch has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum FetchProgress {
+    Found {
+        digest: String,
+        layers: usize,
+        bytes: u64,
+    },
+    Fetched {
+        bytes: u64,
+        of: u64,
+    },
+    Step {
+        text: String,
+    },
+}
+
+/// The image that lies in the folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFetched {
+    pub name: String,
+    /// With the registry that it came from.
+    pub reference: String,
+    /// Names the content.
+    pub digest: String,
+}
+
+/// Why there is no image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchFailure {
+    pub kind: FetchProblem,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+/// The kind of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FetchProblem {
+    NotFound,
+    Denied,
+    Unreachable,
+    /// The registry of the image is not configured, or not allowed.
+    Configuration,
+    Platform,
+    /// The image or its name cannot be used.
+    Invalid,
+    NoSpace,
+    Internal,
+}
+
 /// The result of `forkd-image machine`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineMade {

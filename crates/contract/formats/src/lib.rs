@@ -12,5 +12,6 @@
 
 pub mod image;
 pub mod image_cli;
+pub mod image_origin;
 pub mod layer;
 pub mod page_map;

@@ -17,6 +17,8 @@ pub enum Verdict {
 pub enum Reason {
     /// The rule at this place, counted from 0, matched.
     Rule(u16),
+    /// The rule of the operator at this place, counted from 0, matched.
+    Floor(u16),
     /// No rule matched, and the mode of the policy decided.
     Default,
     /// The address is in a group that only a rule can allow.
@@ -35,6 +37,8 @@ pub struct FlowRecord {
     /// Entries of one sandbox are numbered from 1.
     pub number: u64,
     pub unix_ms: u64,
+    /// The generation of the policy that decided; [`Reason::Rule`] counts the rules of that one.
+    pub generation: u64,
     pub protocol: Protocol,
     pub address: IpAddr,
     pub port: u16,
@@ -108,6 +112,7 @@ pub(crate) mod tests {
         FlowRecord {
             number: u64::MAX,
             unix_ms: u64::MAX,
+            generation: u64::MAX,
             protocol: Protocol::Udp,
             address: IpAddr::V6([0xff; 16].into()),
             port: u16::MAX,

@@ -2,7 +2,7 @@
 //!
 //! The two share a `SOCK_SEQPACKET` Unix socket: a packet is one message, encoded with postcard, and descriptors travel
 //! with it as `SCM_RIGHTS`. The first request on a connection is [`NetCommand::Hello`]. Every request is answered by one
-//! [`FromNet::Response`] with its number; [`FromNet::Ended`] comes unasked.
+//! [`FromNet::Response`] with its number; [`FromNet::Ended`] and [`FromNet::Denied`] come unasked.
 //!
 //! ```text
 //!   (unknown) ──Attach──► attached ──Detach, end of the VMM, failure──► (unknown)
@@ -15,9 +15,9 @@
 
 mod flow;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use forkd_types::{Policy, SandboxId};
+use forkd_types::{Policy, Rule, SandboxId};
 pub use forkd_vmm_proto::{FdIndex, MAX_MESSAGE, WireError, decode, encode};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -51,6 +51,14 @@ pub struct NetRequest {
 pub enum NetCommand {
     /// The first message on a connection.
     Hello { version: u32 },
+    /// Replaces the settings of the operator.
+    Configure {
+        /// Rules that are tried before the rules of every policy. Only denials have an effect. Flows that they deny end
+        /// before the answer.
+        floor: Vec<Rule>,
+        /// Name servers for the guests; without any, those that the engine was started with or those of the host.
+        resolvers: Vec<SocketAddr>,
+    },
     /// Serves a sandbox. If the sandbox is attached already, the new frame socket replaces the old one and every flow
     /// ends.
     Attach {
@@ -94,7 +102,7 @@ impl NetCommand {
             | Self::Stats { id }
             | Self::Flows { id }
             | Self::Log { id, .. } => Some(id),
-            Self::Hello { .. } | Self::Totals | Self::List { .. } => None,
+            Self::Hello { .. } | Self::Configure { .. } | Self::Totals | Self::List { .. } => None,
         }
     }
 }
@@ -109,6 +117,13 @@ pub enum FromNet {
     },
     /// The network of a sandbox ended without a `Detach`.
     Ended { id: SandboxId, why: EndCause },
+    /// A flow was denied. At most one message per second and sandbox; the flow log has every denial.
+    Denied {
+        id: SandboxId,
+        flow: FlowRecord,
+        /// Denials since the last message that have none of their own.
+        suppressed: u64,
+    },
 }
 
 /// Why the network of a sandbox ended.
@@ -144,6 +159,8 @@ pub enum NetReply {
         entries: Vec<FlowRecord>,
         /// Entries after `after` that the ring no longer had.
         lost: u64,
+        /// The number of the newest entry; 0 without any.
+        last: u64,
     },
     List {
         ids: Vec<SandboxId>,
@@ -207,7 +224,11 @@ mod tests {
         let entries = vec![flow::tests::largest(); MAX_ENTRIES];
         let answer = FromNet::Response {
             seq: u64::MAX,
-            result: Ok(NetReply::Log { entries, lost: 0 }),
+            result: Ok(NetReply::Log {
+                entries,
+                lost: 0,
+                last: u64::MAX,
+            }),
         };
         assert_eq!(
             decode::<FromNet>(&encode(&answer).unwrap()).unwrap(),

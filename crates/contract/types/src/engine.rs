@@ -32,6 +32,11 @@ impl Engine {
         name: *b"forkd\0\0\0\0\0\0\0\0\0\0\0",
     };
 
+    /// The engine of `forkd-fc`, which drives an installed Firecracker.
+    pub const FIRECRACKER: Self = Self {
+        name: *b"firecracker\0\0\0\0\0",
+    };
+
     /// The name.
     pub fn as_str(&self) -> &str {
         let end = self.name.iter().position(|byte| *byte == 0);
@@ -91,6 +96,7 @@ mod tests {
     #[test]
     fn a_name_is_short_lower_case_ascii() {
         assert_eq!("forkd".parse(), Ok(Engine::FORKD));
+        assert_eq!("firecracker".parse(), Ok(Engine::FIRECRACKER));
         let longest: Engine = "abcdefgh-1234567".parse().unwrap();
         assert_eq!(longest.as_str(), "abcdefgh-1234567");
         for bad in ["", "Forkd", "a b", "a\0", "é", "abcdefgh-12345678"] {

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::NodeName;
+
 /// The longest ID that is accepted.
 const MAX_LEN: usize = 63;
 /// Characters after `sb`: 8 hexadecimal digits of time and 16 of chance. A node may put its own prefix before them.
@@ -33,7 +35,20 @@ pub struct InvalidSandboxId {
 impl SandboxId {
     /// Builds an ID from the second it was made in and 64 random bits.
     pub fn from_parts(unix_seconds: u64, random: u64) -> Self {
-        Self(format!("sb{unix_seconds:08x}{random:016x}"))
+        Self::on(None, unix_seconds, random)
+    }
+
+    /// The same for a host of a fleet, whose name becomes part of the ID.
+    pub fn on(node: Option<&NodeName>, unix_seconds: u64, random: u64) -> Self {
+        let node = node.map_or("", NodeName::as_str);
+        Self(format!("sb{node}{unix_seconds:08x}{random:016x}"))
+    }
+
+    /// The host of the fleet that has the sandbox. None for an ID without such a name.
+    pub fn node(&self) -> Option<NodeName> {
+        let rest = self.0.strip_prefix("sb")?;
+        let name = rest.get(..rest.len().checked_sub(MIN_DIGITS)?)?;
+        name.parse().ok()
     }
 
     /// The ID as text.
@@ -113,6 +128,23 @@ mod tests {
             "sb-1",
         ] {
             assert_eq!(text.parse::<SandboxId>().unwrap().as_str(), text);
+        }
+    }
+
+    #[test]
+    fn the_node_is_part_of_the_id() {
+        let node: NodeName = "k3f9q".parse().unwrap();
+        let id = SandboxId::on(Some(&node), 0x6917_a1b2, 0x0f3c_9a51_d2e4_b687);
+        assert_eq!(id.as_str(), "sbk3f9q6917a1b20f3c9a51d2e4b687");
+        assert_eq!(id.as_str().parse::<SandboxId>().unwrap().node(), Some(node));
+        // A port and the ID fit into a DNS label.
+        assert!(format!("65535-{id}").len() <= 63);
+        for text in [
+            "sb6917a1b20f3c9a51d2e4b687",
+            "sb-6917a1b2-0f3c9a51d2e4b687",
+            "sb-1",
+        ] {
+            assert_eq!(text.parse::<SandboxId>().unwrap().node(), None, "{text}");
         }
     }
 

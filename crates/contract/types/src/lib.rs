@@ -9,6 +9,7 @@ mod dirs;
 mod engine;
 mod id;
 mod network;
+mod node;
 mod path_error;
 mod size;
 mod tag;
@@ -23,6 +24,7 @@ pub use network::{
     InvalidPorts, InvalidRule, MAX_CONNECTIONS, MAX_RULES, Mode, NamePattern, NetLimits, Policy,
     PortSet, Protocol, Rule, Target,
 };
+pub use node::{InvalidNodeName, NodeName};
 pub use path_error::{PathError, path_error};
 pub use size::{InvalidSize, MiB, PAGE_SIZE};
 pub use tag::{InvalidTag, Tag};

@@ -191,4 +191,6 @@ pub enum VmmErrorCode {
     NoCheckpoint,
     /// There are as many checkpoints or waiting commands as there can be.
     TooMany,
+    /// The engine lacks the operation, see [`Capabilities`].
+    Unsupported,
 }

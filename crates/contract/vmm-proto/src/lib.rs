@@ -22,6 +22,7 @@ mod engine;
 mod event;
 mod fds;
 mod flags;
+mod received;
 pub mod spawn;
 mod spec;
 mod walls;
@@ -37,6 +38,7 @@ pub use fds::{FdList, TooManyFds};
 pub use flags::{Flag, FlagSet};
 // A cut writes a page map and a restore reads one.
 pub use forkd_formats::page_map::{Change, Extent, MAX_EXTENTS, MAX_LAYERS, PageMap, PageMapError};
+pub use received::{FdError, Fds};
 pub use spec::{
     BootSpec, CheckpointReport, CheckpointSpec, ConsoleSpec, Counters, CpuModel, CutExtent,
     CutReport, CutSpec, DeviceSlot, DiskSpec, FdIndex, ImageId, JailSpec, MAX_DISKS,
@@ -47,7 +49,12 @@ pub use spec::{
 pub use wire::{FromVmm, MAX_MESSAGE, WireError, decode, encode};
 
 /// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
+
+/// The first bytes of a state file.
+pub const STATE_MAGIC: &[u8; 8] = b"FORKDVMS";
+/// The format of state files, as a little-endian number behind the magic.
+pub const STATE_FORMAT: u32 = 1;
 
 /// The vsock port on the host side (CID 2) that the agent connects to once, when it is ready.
 pub const READY_PORT: u32 = 1;

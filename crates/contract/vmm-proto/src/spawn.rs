@@ -16,7 +16,7 @@ pub use crate::walls::{
 use crate::{Capabilities, Shape};
 
 /// The version both sides name in their hello. `forkd-spawn` speaks to VMMs too, so it stands for that version as well.
-pub const SPAWN_VERSION: u32 = 3 << 16 | crate::PROTOCOL_VERSION;
+pub const SPAWN_VERSION: u32 = 4 << 16 | crate::PROTOCOL_VERSION;
 
 /// The most VMs one [`SpawnCommand::Take`] or one [`SpawnReply::Adopted`] speaks of.
 pub const MAX_BATCH: usize = 32;
@@ -110,9 +110,9 @@ pub enum SpawnReply {
     Hello {
         /// The version `forkd-spawn` speaks.
         version: u32,
-        /// The engine of the VMM program that `forkd-spawn` starts.
-        engine: Engine,
-        /// The walls that stand around every VM.
+        /// The engines that `forkd-spawn` has a program for.
+        engines: Vec<Engine>,
+        /// The walls that stand around every VM of the engine `forkd`.
         walls: Walls,
         /// The walls that do not stand, with reasons.
         missing: Vec<MissingWall>,
@@ -216,12 +216,12 @@ pub enum SpawnError {
     #[error("{wall} cannot be had on this host: {reason}")]
     NoWall { wall: String, reason: String },
     /// The shape asks for an engine that this host does not run.
-    #[error("this host runs VMs with the engine {have}, not {wanted}")]
+    #[error("this host runs VMs with the engines {}, not {wanted}", list(have))]
     OtherEngine {
         /// The engine of the shape.
         wanted: Engine,
-        /// The engine of the VMM program.
-        have: Engine,
+        /// The engines that have a program.
+        have: Vec<Engine>,
     },
     /// A message came with another number of descriptors than it names.
     #[error("the message names {names} descriptors and has {found}")]
@@ -232,4 +232,9 @@ pub enum SpawnError {
         /// The message of the VMM or the kernel.
         reason: String,
     },
+}
+
+fn list(engines: &[Engine]) -> String {
+    let names: Vec<&str> = engines.iter().map(Engine::as_str).collect();
+    names.join(", ")
 }

@@ -1,0 +1,393 @@
+//! The network of a sandbox *(extension)*.
+//!
+//! [`NetworkRequest`] is the wire type of a policy: a mode as a string, or an object with rules and limits.
+//! [`NetworkRequest::checked`] turns it into a [`Policy`]. [`NetworkInfo`], [`FlowInfo`] and [`FlowEntry`] describe the
+//! network of a running sandbox. [`E2bNetwork`] maps the network fields of E2B clients to a policy.
+
+mod e2b;
+
+use forkd_types::{InvalidMode, InvalidPolicy, InvalidRule, NetLimits, Policy, Rule};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use thiserror::Error;
+use utoipa::ToSchema;
+
+pub use e2b::{E2bNetwork, InvalidE2bNetwork};
+
+/// A network policy: a mode such as `"public"`, or an object with a mode, rules and limits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum NetworkRequest {
+    /// `none`, `public`, `open` or `custom`.
+    Mode(String),
+    /// Mode, rules and limits.
+    Policy(NetworkPolicy),
+}
+
+/// The destinations that the guest of a sandbox may reach.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworkPolicy {
+    /// Verdict on connections that no rule matches: `none` and `custom` deny, `public` allows public addresses, `open`
+    /// allows public and private addresses. `none` takes no rules.
+    #[schema(pattern = "^(none|public|open|custom)$")]
+    pub mode: String,
+    /// Rules such as `allow *.packages.example:443` or `deny public:25`; the first that matches decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 200)]
+    pub rules: Vec<String>,
+    /// Limits; a missing one has its default.
+    #[serde(default, skip_serializing_if = "NetworkLimits::is_empty")]
+    pub limits: NetworkLimits,
+}
+
+/// Limits on the network of one sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworkLimits {
+    /// TCP connections open at one time; 1024 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 4096)]
+    pub connections: Option<u32>,
+    /// New TCP connections and UDP flows per second; 200 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub new_per_second: Option<u32>,
+    /// DNS questions per second; 100 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub dns_per_second: Option<u32>,
+}
+
+/// Body of `PATCH /v1/sandboxes/{id}/network`: changes to the policy in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UpdateNetwork {
+    /// New mode; the mode in force by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Rules to put before all others. A rule that the policy has already moves to the front.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 200)]
+    pub add: Vec<String>,
+    /// Rules to remove. A rule that the policy does not have is no error.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 200)]
+    pub remove: Vec<String>,
+}
+
+/// Why a network policy is rejected.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum InvalidNetwork {
+    /// The mode is unknown.
+    #[error(transparent)]
+    Mode(#[from] InvalidMode),
+    /// A rule cannot be read.
+    #[error("rule {number} of the network policy is invalid")]
+    Rule {
+        /// The position in the list, from 1.
+        number: usize,
+        #[source]
+        source: InvalidRule,
+    },
+    /// The parts do not fit together.
+    #[error(transparent)]
+    Policy(#[from] InvalidPolicy),
+}
+
+fn rules(texts: &[String]) -> Result<Vec<Rule>, InvalidNetwork> {
+    // Before the rules are parsed: the number of rules is the client's choice.
+    if texts.len() > forkd_types::MAX_RULES {
+        return Err(InvalidPolicy::TooManyRules { count: texts.len() }.into());
+    }
+    let parsed = texts.iter().zip(1..).map(|(text, number)| {
+        text.parse()
+            .map_err(|source| InvalidNetwork::Rule { number, source })
+    });
+    parsed.collect()
+}
+
+impl NetworkRequest {
+    /// The policy, if every part is valid.
+    pub fn checked(&self) -> Result<Policy, InvalidNetwork> {
+        match self {
+            Self::Mode(mode) => Ok(Policy::new(
+                mode.parse()?,
+                Vec::new(),
+                NetLimits::default(),
+            )?),
+            Self::Policy(policy) => policy.checked(),
+        }
+    }
+}
+
+impl NetworkPolicy {
+    /// The policy, if every part is valid.
+    pub fn checked(&self) -> Result<Policy, InvalidNetwork> {
+        let mode = self.mode.parse()?;
+        Ok(Policy::new(
+            mode,
+            rules(&self.rules)?,
+            self.limits.filled(),
+        )?)
+    }
+}
+
+impl From<&Policy> for NetworkPolicy {
+    fn from(policy: &Policy) -> Self {
+        Self {
+            mode: policy.mode().to_string(),
+            rules: policy.rules().iter().map(ToString::to_string).collect(),
+            limits: NetworkLimits::of(policy.limits()),
+        }
+    }
+}
+
+impl NetworkLimits {
+    /// Whether every limit has its default.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn filled(self) -> NetLimits {
+        let default = NetLimits::default();
+        NetLimits {
+            connections: self.connections.unwrap_or(default.connections),
+            new_per_second: self.new_per_second.unwrap_or(default.new_per_second),
+            dns_per_second: self.dns_per_second.unwrap_or(default.dns_per_second),
+        }
+    }
+
+    /// The limits that differ from their defaults.
+    fn of(limits: &NetLimits) -> Self {
+        let default = NetLimits::default();
+        let changed = |value: u32, usual: u32| (value != usual).then_some(value);
+        Self {
+            connections: changed(limits.connections, default.connections),
+            new_per_second: changed(limits.new_per_second, default.new_per_second),
+            dns_per_second: changed(limits.dns_per_second, default.dns_per_second),
+        }
+    }
+}
+
+impl UpdateNetwork {
+    /// The policy after the changes.
+    pub fn applied(&self, to: &Policy) -> Result<Policy, InvalidNetwork> {
+        let mode = match &self.mode {
+            Some(mode) => mode.parse()?,
+            None => to.mode(),
+        };
+        let mut all = rules(&self.add)?;
+        let removed = rules(&self.remove)?;
+        for rule in to.rules() {
+            if !removed.contains(rule) && !all.contains(rule) {
+                all.push(rule.clone());
+            }
+        }
+        Ok(Policy::new(mode, all, *to.limits())?)
+    }
+}
+
+impl<'de> Deserialize<'de> for NetworkRequest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RequestVisitor)
+    }
+}
+
+/// Reads a mode or an object. A derived reader would not say which field of the object is wrong.
+struct RequestVisitor;
+
+impl<'de> Visitor<'de> for RequestVisitor {
+    type Value = NetworkRequest;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a network mode or an object with a mode, rules and limits")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, mode: &str) -> Result<Self::Value, E> {
+        Ok(NetworkRequest::Mode(mode.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        NetworkPolicy::deserialize(MapAccessDeserializer::new(map)).map(NetworkRequest::Policy)
+    }
+}
+
+/// Response to `GET /v1/sandboxes/{id}/network`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworkInfo {
+    /// Policy of the sandbox.
+    pub policy: NetworkPolicy,
+    /// Number of the policy; it grows with every change.
+    pub generation: u64,
+    /// Whether the network engine serves the sandbox. If not, no packet leaves the guest.
+    pub attached: bool,
+    /// Rules of the operator that no policy can override.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub floor: Vec<String>,
+    /// Number of open TCP and UDP flows.
+    pub open_flows: u32,
+    /// Counters since the sandbox was last attached.
+    pub counters: NetworkCounters,
+}
+
+/// Counters of the network of a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworkCounters {
+    /// Bytes of payload from the guest.
+    pub bytes_up: u64,
+    /// Bytes of payload to the guest.
+    pub bytes_down: u64,
+    /// Flows that were allowed.
+    pub flows: u64,
+    /// Flows that the policy or a limit denied.
+    pub denied: u64,
+    /// DNS questions of the guest.
+    pub dns: u64,
+    /// DNS questions that the policy or a limit denied.
+    pub dns_denied: u64,
+    /// Segments of unknown connections, answered with a reset.
+    pub resets: u64,
+    /// Frames that could not be used.
+    pub frames_dropped: u64,
+}
+
+/// An open flow: an entry of `GET /v1/sandboxes/{id}/network/flows`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FlowInfo {
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// Address of the destination.
+    pub address: String,
+    /// Port of the destination.
+    pub port: u16,
+    /// Name by which the guest found the address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Bytes from the guest.
+    pub up: u64,
+    /// Bytes to the guest.
+    pub down: u64,
+    /// Age of the flow, in milliseconds.
+    pub age_ms: u64,
+}
+
+/// A flow that ended or was denied: a line of `GET /v1/sandboxes/{id}/network/log`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FlowEntry {
+    /// Number of the entry since the sandbox was attached, from 1.
+    pub number: u64,
+    /// Time in milliseconds since 1970.
+    pub at_unix_ms: u64,
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// Address of the destination.
+    pub address: String,
+    /// Port of the destination.
+    pub port: u16,
+    /// Name by which the guest found the address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `allowed` or `denied`.
+    pub verdict: String,
+    /// The reason of the verdict, such as `the mode public` or `the group private`.
+    pub reason: String,
+    /// The rule that decided, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// Bytes from the guest.
+    pub up: u64,
+    /// Bytes to the guest.
+    pub down: u64,
+    /// Duration of the flow, in milliseconds.
+    pub duration_ms: u64,
+    /// Entries lost before this one, because the log was full.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The network engine of the host, in the response to `GET /v1/status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworkStatus {
+    /// `running`; `missing` if the program is not installed; `down` if it does not answer.
+    pub engine: String,
+    /// Name servers that questions of guests are forwarded to.
+    #[serde(default)]
+    pub resolvers: Vec<String>,
+    /// Policy of sandboxes whose request names none.
+    pub default: NetworkPolicy,
+    /// Rules of the operator that no policy can override.
+    #[serde(default)]
+    pub floor: Vec<String>,
+    /// Sandboxes that the engine serves.
+    #[serde(default)]
+    pub sandboxes: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forkd_types::Mode;
+
+    fn request(json: &str) -> Result<NetworkRequest, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+
+    #[test]
+    fn a_mode_and_an_object_are_read() {
+        let public = request(r#""public""#).unwrap().checked().unwrap();
+        assert_eq!(public.mode(), Mode::Public);
+        let object = request(
+            r#"{"mode": "custom", "rules": ["allow *.a.example:443"], "limits": {"connections": 7}}"#,
+        );
+        let policy = object.unwrap().checked().unwrap();
+        assert_eq!(policy.rules().len(), 1);
+        assert_eq!(policy.limits().connections, 7);
+        let shown = NetworkPolicy::from(&policy);
+        assert_eq!(shown.limits.connections, Some(7));
+        assert_eq!(shown.limits.dns_per_second, None);
+        assert_eq!(shown.checked().unwrap(), policy);
+    }
+
+    #[test]
+    fn mistakes_name_the_field_or_the_rule() {
+        let error = request(r#"{"mode": "custom", "rules": 5}"#).unwrap_err();
+        assert!(error.to_string().contains("sequence"), "{error}");
+        assert!(request("7").is_err());
+        let bad = request(r#"{"mode": "custom", "rules": ["allow *", "permit x"]}"#).unwrap();
+        let error = bad.checked().unwrap_err();
+        assert!(error.to_string().starts_with("rule 2"), "{error}");
+        for json in [r#""offline""#, r#"{"mode": "none", "rules": ["allow *"]}"#] {
+            assert!(request(json).unwrap().checked().is_err(), "{json}");
+        }
+        let many = NetworkPolicy {
+            mode: "custom".into(),
+            rules: vec!["x".into(); 201],
+            ..Default::default()
+        };
+        assert!(matches!(
+            many.checked(),
+            Err(InvalidNetwork::Policy(InvalidPolicy::TooManyRules { .. }))
+        ));
+    }
+
+    #[test]
+    fn a_change_puts_new_rules_first_and_removes_others() {
+        let policy = NetworkPolicy {
+            mode: "custom".into(),
+            rules: vec!["allow a.example".into(), "allow b.example".into()],
+            ..Default::default()
+        };
+        let change = UpdateNetwork {
+            mode: Some("public".into()),
+            add: vec!["deny c.example".into(), "allow b.example".into()],
+            remove: vec!["allow a.example".into(), "allow z.example".into()],
+        };
+        let changed = change.applied(&policy.checked().unwrap()).unwrap();
+        assert_eq!(changed.mode(), Mode::Public);
+        let texts: Vec<_> = changed.rules().iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["deny c.example", "allow b.example"]);
+    }
+}

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use forkd_types::{DomainName, Policy};
+use forkd_net_proto::Reason;
+use forkd_types::{DomainName, Policy, Rule};
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{RData, RecordType};
 
@@ -19,14 +20,19 @@ use crate::policy;
 const PLAIN_SIZE: u16 = 512;
 /// The largest answer over UDP in all cases: larger ones would be cut into fragments.
 const MAX_SIZE: u16 = 1400;
+/// Characters of an invalid name that the log shows: as many as the longest valid name has.
+const MAX_SHOWN: usize = 253;
 
 /// The next step for a question.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// It is no question.
     Ignore,
-    /// This answer is ready. The flag says that the policy denied the question.
-    Answer { message: Vec<u8>, denied: bool },
+    /// This answer is ready. If the policy denied the question, `denied` has the name in it and the reason.
+    Answer {
+        message: Vec<u8>,
+        denied: Option<(String, Reason)>,
+    },
     /// This message goes to a name server.
     Forward { message: Vec<u8>, asked: Asked },
 }
@@ -44,7 +50,7 @@ pub struct Asked {
 }
 
 /// Reads a question of a guest.
-pub fn question(bytes: &[u8], policy: &Policy) -> Step {
+pub fn question(bytes: &[u8], floor: &[Rule], policy: &Policy) -> Step {
     let Ok(message) = Message::from_vec(bytes) else {
         return Step::Ignore;
     };
@@ -52,18 +58,21 @@ pub fn question(bytes: &[u8], policy: &Policy) -> Step {
     if meta.message_type != MessageType::Query {
         return Step::Ignore;
     }
-    let failed = |code| answer(&message, code, false);
+    let failed = |code| answer(&message, code, None);
     if meta.op_code != OpCode::Query {
         return failed(ResponseCode::NotImp);
     }
     let [query] = message.queries.as_slice() else {
         return failed(ResponseCode::FormErr);
     };
-    let Ok(name) = query.name().to_ascii().parse::<DomainName>() else {
-        return answer(&message, ResponseCode::NXDomain, true);
+    let text = query.name().to_ascii();
+    let Ok(name) = text.parse::<DomainName>() else {
+        let denied = (text.chars().take(MAX_SHOWN).collect(), Reason::Default);
+        return answer(&message, ResponseCode::NXDomain, Some(denied));
     };
-    if !policy::may_resolve(policy, &name) {
-        return answer(&message, ResponseCode::NXDomain, true);
+    if let Err(reason) = policy::may_resolve(floor, policy, &name) {
+        let denied = (name.to_string(), reason);
+        return answer(&message, ResponseCode::NXDomain, Some(denied));
     }
     if query.query_type() == RecordType::AAAA {
         return failed(ResponseCode::NoError);
@@ -87,7 +96,7 @@ pub fn question(bytes: &[u8], policy: &Policy) -> Step {
     }
 }
 
-fn answer(question: &Message, code: ResponseCode, denied: bool) -> Step {
+fn answer(question: &Message, code: ResponseCode, denied: Option<(String, Reason)>) -> Step {
     let mut message = Message::new(question.metadata.id, MessageType::Response, OpCode::Query);
     message.metadata.op_code = question.metadata.op_code;
     message.metadata.recursion_desired = question.metadata.recursion_desired;
@@ -246,21 +255,22 @@ mod tests {
         let policy = policy(&["allow a.example:443"]);
         let Step::Answer {
             message,
-            denied: true,
-        } = question(&ask("x.evil.example.", RecordType::A), &policy)
+            denied: Some((_, Reason::Default)),
+        } = question(&ask("x.evil.example.", RecordType::A), &[], &policy)
         else {
             panic!("forwarded");
         };
         assert_eq!(code(&message), ResponseCode::NXDomain);
         let Step::Answer {
             message,
-            denied: false,
-        } = question(&ask("a.example.", RecordType::AAAA), &policy)
+            denied: None,
+        } = question(&ask("a.example.", RecordType::AAAA), &[], &policy)
         else {
             panic!("forwarded");
         };
         assert_eq!(code(&message), ResponseCode::NoError);
-        let Step::Forward { message, .. } = question(&ask("A.Example.", RecordType::A), &policy)
+        let Step::Forward { message, .. } =
+            question(&ask("A.Example.", RecordType::A), &[], &policy)
         else {
             panic!("not forwarded");
         };
@@ -270,7 +280,8 @@ mod tests {
     #[test]
     fn answers_lose_addresses_that_the_policy_refuses() {
         let policy = policy(&["allow a.example:443"]);
-        let Step::Forward { message, asked } = question(&ask("a.example.", RecordType::A), &policy)
+        let Step::Forward { message, asked } =
+            question(&ask("a.example.", RecordType::A), &[], &policy)
         else {
             panic!("not forwarded");
         };
@@ -320,8 +331,8 @@ mod tests {
         #[test]
         fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let policy = policy(&["allow a.example:443"]);
-            let _ = question(&bytes, &policy);
-            let Step::Forward { asked, .. } = question(&ask("a.example.", RecordType::A), &policy) else {
+            let _ = question(&bytes, &[], &policy);
+            let Step::Forward { asked, .. } = question(&ask("a.example.", RecordType::A), &[], &policy) else {
                 panic!("not forwarded");
             };
             let _ = reply(&bytes, &asked, &policy, &HostAddresses::default());

@@ -28,4 +28,4 @@ pub mod wire;
 mod worker;
 
 pub use host_addresses::HostAddresses;
-pub use sandbox::{Context, Sandbox};
+pub use sandbox::{Context, Notice, Sandbox};

@@ -16,7 +16,7 @@ pub struct FlowLog {
 
 impl FlowLog {
     /// Adds an entry; its number and time are set here.
-    pub fn add(&mut self, mut entry: FlowRecord) {
+    pub fn add(&mut self, mut entry: FlowRecord) -> &FlowRecord {
         self.last += 1;
         entry.number = self.last;
         entry.unix_ms = SystemTime::now()
@@ -28,6 +28,13 @@ impl FlowLog {
             self.ring.pop_front();
         }
         self.ring.push_back(entry);
+        let last = self.ring.len() - 1;
+        &self.ring[last]
+    }
+
+    /// The number of the newest entry; 0 without any.
+    pub fn last(&self) -> u64 {
+        self.last
     }
 
     /// The oldest entries after a number, and how many between are gone.

@@ -132,10 +132,22 @@ enum Match {
     Unknown,
 }
 
-/// Decides about a flow.
-pub fn decide(policy: &Policy, host: &HostAddresses, flow: &Flow<'_>) -> Decision {
+/// Decides about a flow. Denials of the floor, the rules of the operator, come first.
+pub fn decide(floor: &[Rule], policy: &Policy, host: &HostAddresses, flow: &Flow<'_>) -> Decision {
     let group = group_of(flow.address, host);
     let mut named = false;
+    for (index, rule) in floor.iter().enumerate() {
+        if rule.action != Action::Deny || !rule.is_about(flow.port, flow.protocol) {
+            continue;
+        }
+        match matches(rule, group, host, flow, &mut named) {
+            Match::No => {}
+            Match::Unknown => return Decision::Undecided,
+            Match::Yes => {
+                return Decision::Deny(Reason::Floor(u16::try_from(index).unwrap_or(u16::MAX)));
+            }
+        }
+    }
     for (index, rule) in policy.rules().iter().enumerate() {
         if !rule.is_about(flow.port, flow.protocol) {
             continue;
@@ -205,19 +217,24 @@ fn matches(
     }
 }
 
-/// Whether a question about a name goes to the resolver. The first rule about the name decides; without one the name is
-/// forwarded if the mode allows public addresses.
-pub fn may_resolve(policy: &Policy, name: &DomainName) -> bool {
-    let rule = policy
-        .rules()
-        .iter()
-        .find(|rule| rule.name().is_some_and(|pattern| pattern.matches(name)));
-    match rule {
-        // A denial of some ports is no denial of the name.
-        Some(rule) => {
-            rule.action == Action::Allow || !rule.ports.is_all() || rule.protocol.is_some()
-        }
-        None => matches!(policy.mode(), Mode::Public | Mode::Open),
+/// Whether a question about a name goes to the resolver, or why not. The first rule about the name decides; without one
+/// the name is forwarded if the mode allows public addresses.
+pub fn may_resolve(floor: &[Rule], policy: &Policy, name: &DomainName) -> Result<(), Reason> {
+    let number = |index: usize| u16::try_from(index).unwrap_or(u16::MAX);
+    // A denial of some ports is no denial of the name.
+    let denies =
+        |rule: &Rule| rule.action == Action::Deny && rule.ports.is_all() && rule.protocol.is_none();
+    let about = |rule: &Rule| rule.name().is_some_and(|pattern| pattern.matches(name));
+    let by_floor = floor.iter().position(|rule| about(rule) && denies(rule));
+    if let Some(index) = by_floor {
+        return Err(Reason::Floor(number(index)));
+    }
+    let mut rules = policy.rules().iter().enumerate();
+    match rules.find(|(_, rule)| about(rule)) {
+        Some((index, rule)) if denies(rule) => Err(Reason::Rule(number(index))),
+        Some(_) => Ok(()),
+        None if matches!(policy.mode(), Mode::Public | Mode::Open) => Ok(()),
+        None => Err(Reason::Default),
     }
 }
 

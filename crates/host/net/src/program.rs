@@ -16,7 +16,7 @@ use forkd_net_proto::{
     FromNet, MAX_IDS, MAX_MESSAGE, NET_VERSION, NetCommand, NetCounters, NetError, NetReply,
     NetRequest, decode, encode,
 };
-use forkd_types::SandboxId;
+use forkd_types::{Rule, SandboxId};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
@@ -29,10 +29,13 @@ const FIRST_CLIENT: u64 = 2;
 const MAX_CLIENTS: usize = 16;
 /// Messages that wait for a controller that does not read.
 const MAX_WAITING: usize = 4096;
+/// Of these, news that may be missed.
+const MAX_NEWS: usize = 64;
 const MAX_WORKERS: usize = 8;
 /// The buffer of each frame socket: it bounds the kernel memory of a sandbox.
 const FRAME_BUFFER: usize = 1 << 20;
-const TOTALS_TIME: Duration = Duration::from_secs(1);
+/// How long all workers together may take for an answer.
+const WORKERS_TIME: Duration = Duration::from_secs(1);
 
 struct Client {
     channel: Channel,
@@ -246,6 +249,9 @@ impl Program {
             }
             NetCommand::List { after } => Some(Ok(self.list(after.as_ref()))),
             NetCommand::Totals => Some(Ok(self.totals())),
+            NetCommand::Configure { floor, resolvers } => {
+                Some(Ok(self.configure(floor.into(), &resolvers)))
+            }
             command => {
                 let id = command.sandbox()?.clone();
                 let Some(attached) = self.sandboxes.get(&id) else {
@@ -307,7 +313,7 @@ impl Program {
         drop(sender);
         let mut counters = NetCounters::default();
         for _ in &self.workers {
-            if let Ok(part) = receiver.recv_timeout(TOTALS_TIME) {
+            if let Ok(part) = receiver.recv_timeout(WORKERS_TIME) {
                 counters.add(&part);
             }
         }
@@ -315,6 +321,29 @@ impl Program {
             counters,
             sandboxes: u32::try_from(self.sandboxes.len()).unwrap_or(u32::MAX),
         }
+    }
+
+    /// Gives the settings of the operator to every worker and waits until they are in force.
+    fn configure(&self, floor: Arc<[Rule]>, resolvers: &[SocketAddr]) -> NetReply {
+        let resolvers = match resolvers {
+            [] => self.resolvers.clone(),
+            given => given.to_vec(),
+        };
+        let (done, receiver) = channel();
+        for index in 0..self.workers.len() {
+            let job = Job::Configure {
+                floor: Arc::clone(&floor),
+                resolvers: resolvers.clone(),
+                done: done.clone(),
+            };
+            self.give(index, job);
+        }
+        drop(done);
+        for _ in &self.workers {
+            // A worker that is busy gets to the settings before it gets to later commands.
+            let _ = receiver.recv_timeout(WORKERS_TIME);
+        }
+        NetReply::Done
     }
 
     fn give(&self, worker: usize, job: Job) {
@@ -330,6 +359,11 @@ impl Program {
         while let Ok(report) = self.reports.try_recv() {
             match report {
                 Report::Answer { ticket, result } => self.answer(ticket, result),
+                Report::Denied { id, notice } => self.announce(&FromNet::Denied {
+                    id,
+                    flow: notice.flow,
+                    suppressed: notice.suppressed,
+                }),
                 Report::Ended {
                     id,
                     attachment,
@@ -355,6 +389,16 @@ impl Program {
                     }
                 }
             }
+        }
+    }
+
+    /// Sends news that a client may miss: one that does not read gets no more of them.
+    fn announce(&mut self, message: &FromNet) {
+        let listens = |client: &Client| client.waiting.len() < MAX_NEWS;
+        let clients = self.clients.iter().filter(|(_, client)| listens(client));
+        let clients: Vec<u64> = clients.map(|(number, _)| *number).collect();
+        for client in clients {
+            self.queue(client, message);
         }
     }
 

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use forkd_net_proto::{FlowRecord, MAX_ENTRIES, NetCounters, NetStats, OpenFlow, Reason, Verdict};
-use forkd_types::{DomainName, Policy, Protocol};
+use forkd_types::{DomainName, Policy, Protocol, Rule};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -30,6 +30,8 @@ use segments::TcpFlow;
 
 /// Frames that are read in one turn.
 const FRAMES_PER_TURN: usize = 256;
+/// Denials that the controller hears of by itself.
+const NOTICES_PER_SECOND: u32 = 1;
 /// The slot of the frame socket in a token.
 pub const FRAMES: u32 = u32::MAX;
 
@@ -41,6 +43,8 @@ pub struct Context<'a> {
     pub now: Instant,
     pub host: &'a HostAddresses,
     pub resolvers: &'a [SocketAddr],
+    /// The rules of the operator.
+    pub floor: &'a [Rule],
     /// Room for the largest frame.
     pub buffer: &'a mut Vec<u8>,
 }
@@ -90,6 +94,18 @@ pub struct Sandbox {
     counters: NetCounters,
     new_flows: Bucket,
     dns: Bucket,
+    notices: Bucket,
+    notice: Option<Notice>,
+    /// Denials without a notice since the last one.
+    suppressed: u64,
+}
+
+/// News of a denied flow for the controller.
+#[derive(Debug, Clone)]
+pub struct Notice {
+    pub flow: FlowRecord,
+    /// Denials before this one that had no notice.
+    pub suppressed: u64,
 }
 
 impl Sandbox {
@@ -113,7 +129,15 @@ impl Sandbox {
             counters: NetCounters::default(),
             new_flows: Bucket::new(limits.new_per_second, now),
             dns: Bucket::new(limits.dns_per_second, now),
+            notices: Bucket::new(NOTICES_PER_SECOND, now),
+            notice: None,
+            suppressed: 0,
         }
+    }
+
+    /// News of a denial, if there is any and the last is long enough ago.
+    pub fn take_notice(&mut self) -> Option<Notice> {
+        self.notice.take()
     }
 
     /// The frame socket.
@@ -237,6 +261,11 @@ impl Sandbox {
         self.generation = generation;
         self.new_flows = Bucket::new(limits.new_per_second, cx.now);
         self.dns = Bucket::new(limits.dns_per_second, cx.now);
+        self.judge_again(cx);
+    }
+
+    /// Ends the flows that the rules in force do not allow.
+    pub fn judge_again(&mut self, cx: &mut Context<'_>) {
         let open: Vec<(Key, u32)> = self.flows.iter().map(|(key, slot)| (*key, *slot)).collect();
         for (key, slot) in open {
             let (said, name) = match self.slots.get(slot as usize) {
@@ -291,6 +320,11 @@ impl Sandbox {
         self.log.after(number)
     }
 
+    /// The number of the newest entry of the log.
+    pub fn last_entry(&self) -> u64 {
+        self.log.last()
+    }
+
     /// Open flows, at most [`MAX_ENTRIES`], and their number.
     pub fn open_flows(&self, now: Instant) -> (Vec<OpenFlow>, u32) {
         let age = |started: Instant| millis(now.saturating_duration_since(started));
@@ -330,7 +364,7 @@ impl Sandbox {
             pins: &pins,
             said,
         };
-        policy::decide(&self.policy, cx.host, &flow)
+        policy::decide(cx.floor, &self.policy, cx.host, &flow)
     }
 
     /// The name by which the guest most likely found an address.
@@ -339,11 +373,17 @@ impl Sandbox {
     }
 
     /// Counts and records a flow that is not allowed.
-    fn note_denied(&mut self, key: Key, name: Option<String>, reason: Reason) {
+    fn note_denied(&mut self, key: Key, name: Option<String>, reason: Reason, cx: &Context<'_>) {
         self.counters.denied += 1;
-        self.log.add(FlowRecord {
+        self.log_denied(key, name, reason, cx);
+    }
+
+    /// Records a denial, and prepares a notice unless the last one is too recent.
+    fn log_denied(&mut self, key: Key, name: Option<String>, reason: Reason, cx: &Context<'_>) {
+        let flow = self.log.add(FlowRecord {
             number: 0,
             unix_ms: 0,
+            generation: self.generation,
             protocol: key.protocol,
             address: key.to.into(),
             port: key.port,
@@ -354,6 +394,17 @@ impl Sandbox {
             down: 0,
             duration_ms: 0,
         });
+        if reason == Reason::Unreachable {
+            // No policy denied it.
+            return;
+        }
+        if self.notices.take(cx.now) {
+            let suppressed = std::mem::take(&mut self.suppressed);
+            let flow = flow.clone();
+            self.notice = Some(Notice { flow, suppressed });
+        } else {
+            self.suppressed += 1;
+        }
     }
 
     /// Puts a host socket into a slot and listens to it.
@@ -419,7 +470,8 @@ impl Sandbox {
         if let Some(key) = key {
             self.flows.remove(&key);
         }
-        if let Some(record) = record {
+        if let Some(mut record) = record {
+            record.generation = self.generation;
             self.log.add(record);
         }
     }

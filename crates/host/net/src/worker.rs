@@ -12,11 +12,11 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
 use forkd_net_proto::{EndCause, NetCommand, NetCounters, NetError, NetReply};
-use forkd_types::{Policy, SandboxId};
+use forkd_types::{Policy, Rule, SandboxId};
 use rustix::event::{Timespec, epoll};
 
 use crate::program::resolvers::read_resolvers;
-use crate::sandbox::{After, Context, FRAMES, Sandbox};
+use crate::sandbox::{After, Context, FRAMES, Notice, Sandbox};
 use crate::{HostAddresses, wire};
 
 /// The token of the descriptor that announces jobs.
@@ -42,6 +42,12 @@ pub enum Job {
         ticket: Ticket,
         command: NetCommand,
     },
+    /// The settings of the operator; the answer comes when they are in force.
+    Configure {
+        floor: Arc<[Rule]>,
+        resolvers: Vec<SocketAddr>,
+        done: Sender<()>,
+    },
     /// The sum of all counters.
     Totals(Sender<NetCounters>),
 }
@@ -63,6 +69,10 @@ pub enum Report {
         id: SandboxId,
         attachment: u64,
         why: EndCause,
+    },
+    Denied {
+        id: SandboxId,
+        notice: Notice,
     },
 }
 
@@ -86,9 +96,10 @@ pub struct Worker {
     /// Counters of sandboxes that ended.
     past: NetCounters,
     host: HostAddresses,
-    /// Name servers from the command line, which are never read again.
+    /// Name servers of the operator; without any, those of the host are read.
     fixed_resolvers: Vec<SocketAddr>,
     resolvers: Vec<SocketAddr>,
+    floor: Arc<[Rule]>,
     refreshed: Instant,
     ticked: Instant,
     buffer: Vec<u8>,
@@ -122,6 +133,7 @@ impl Worker {
             host: HostAddresses::default(),
             fixed_resolvers,
             resolvers: Vec::new(),
+            floor: Arc::new([]),
             refreshed: now,
             ticked: now,
             buffer: Vec::with_capacity(wire::MAX_FRAME),
@@ -231,10 +243,21 @@ impl Worker {
             now,
             host: &self.host,
             resolvers: &self.resolvers,
+            floor: &self.floor,
             buffer: &mut self.buffer,
         };
         let sandbox = &mut served.sandbox;
         let after = catch_unwind(AssertUnwindSafe(|| work(sandbox, &mut cx)));
+        let notice = served
+            .sandbox
+            .take_notice()
+            .map(|notice| (served.id.clone(), notice));
+        if let Some((id, notice)) = notice {
+            self.report(Report::Denied { id, notice });
+        }
+        let Some(Some(served)) = self.served.get_mut(place as usize) else {
+            return;
+        };
         match after {
             Ok(After::Waiting) => served.busy = false,
             Ok(After::Busy) => served.busy = true,
@@ -300,6 +323,22 @@ impl Worker {
             Job::Command { ticket, command } => {
                 let result = self.command(command, now);
                 self.report(Report::Answer { ticket, result });
+            }
+            Job::Configure {
+                floor,
+                resolvers,
+                done,
+            } => {
+                self.floor = floor;
+                self.fixed_resolvers = resolvers;
+                let _ = self.refresh(now);
+                for place in 0..self.served.len() {
+                    self.guarded(place as u32, now, |sandbox, cx| {
+                        sandbox.judge_again(cx);
+                        After::Busy
+                    });
+                }
+                let _ = done.send(());
             }
             Job::Totals(answer) => {
                 let mut sum = self.past;
@@ -375,11 +414,16 @@ fn serve(sandbox: &mut Sandbox, command: NetCommand, cx: &mut Context<'_>) -> Ne
         }
         NetCommand::Log { after, .. } => {
             let (entries, lost) = sandbox.log_after(after);
-            NetReply::Log { entries, lost }
+            NetReply::Log {
+                entries,
+                lost,
+                last: sandbox.last_entry(),
+            }
         }
         NetCommand::Attach { .. }
         | NetCommand::Detach { .. }
         | NetCommand::Hello { .. }
+        | NetCommand::Configure { .. }
         | NetCommand::Totals
         | NetCommand::List { .. } => NetReply::Done,
     }

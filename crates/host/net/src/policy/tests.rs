@@ -27,7 +27,7 @@ fn tcp<'a>(address: &str, port: u16, pins: &'a [DomainName], said: Said<'a>) -> 
 }
 
 fn plainly(policy: &Policy, address: &str, port: u16) -> Decision {
-    decide(policy, &host(), &tcp(address, port, &[], Said::NotYet))
+    decide(&[], policy, &host(), &tcp(address, port, &[], Said::NotYet))
 }
 
 #[test]
@@ -189,8 +189,9 @@ fn the_first_rule_that_matches_decides() {
 fn a_name_needs_its_pin_and_the_word_of_the_client() {
     let policy = policy(Mode::Custom, &["allow *.packages.example:443"]);
     let pins = [name("a.packages.example"), name("other.example")];
-    let ask =
-        |pins: &[DomainName], said| decide(&policy, &host(), &tcp("198.51.100.7", 443, pins, said));
+    let ask = |pins: &[DomainName], said| {
+        decide(&[], &policy, &host(), &tcp("198.51.100.7", 443, pins, said))
+    };
     assert_eq!(ask(&pins, Said::NotYet), Decision::Undecided);
     assert_eq!(
         ask(&pins, Said::Name(&pins[0])),
@@ -214,14 +215,17 @@ fn a_name_needs_its_pin_and_the_word_of_the_client() {
     assert_eq!(ask(&[], Said::NotYet), Decision::Deny(Reason::Default));
     let inside = tcp("10.0.0.5", 443, &pins, Said::Name(&pins[0]));
     assert!(matches!(
-        decide(&policy, &host(), &inside),
+        decide(&[], &policy, &host(), &inside),
         Decision::Deny(Reason::Group(_))
     ));
     let quic = Flow {
         protocol: Protocol::Udp,
         ..tcp("198.51.100.7", 443, &pins, Said::NotYet)
     };
-    assert!(matches!(decide(&policy, &host(), &quic), Decision::Deny(_)));
+    assert!(matches!(
+        decide(&[], &policy, &host(), &quic),
+        Decision::Deny(_)
+    ));
 }
 
 #[test]
@@ -229,8 +233,9 @@ fn a_denied_name_is_denied_by_what_the_client_says() {
     let policy = policy(Mode::Public, &["deny evil.example"]);
     let evil = name("evil.example");
     let fine = name("fine.example");
-    let ask =
-        |pins: &[DomainName], said| decide(&policy, &host(), &tcp("198.51.100.7", 443, pins, said));
+    let ask = |pins: &[DomainName], said| {
+        decide(&[], &policy, &host(), &tcp("198.51.100.7", 443, pins, said))
+    };
     assert_eq!(ask(&[], Said::NotYet), Decision::Undecided);
     assert_eq!(ask(&[], Said::Name(&evil)), Decision::Deny(Reason::Rule(0)));
     assert_eq!(
@@ -241,8 +246,8 @@ fn a_denied_name_is_denied_by_what_the_client_says() {
         ask(std::slice::from_ref(&evil), Said::Nothing),
         Decision::Deny(Reason::Rule(0))
     );
-    assert!(!may_resolve(&policy, &evil));
-    assert!(may_resolve(&policy, &fine));
+    assert!(may_resolve(&[], &policy, &evil).is_err());
+    assert!(may_resolve(&[], &policy, &fine).is_ok());
 }
 
 #[test]
@@ -251,10 +256,33 @@ fn only_names_that_a_rule_allows_are_resolved_where_the_default_denies() {
         Mode::Custom,
         &["allow *.packages.example:443", "allow 10.0.0.0/24"],
     );
-    assert!(may_resolve(&policy, &name("a.packages.example")));
-    assert!(!may_resolve(&policy, &name("packages.example")));
-    assert!(!may_resolve(&policy, &name("secret.attacker.example")));
+    assert!(may_resolve(&[], &policy, &name("a.packages.example")).is_ok());
+    assert!(may_resolve(&[], &policy, &name("packages.example")).is_err());
+    assert!(may_resolve(&[], &policy, &name("secret.attacker.example")).is_err());
     let answer = |address: &str| may_answer(&policy, &host(), address.parse().unwrap());
     assert!(answer("198.51.100.7") && answer("10.0.0.5"));
     assert!(!answer("10.0.1.5") && !answer("127.0.0.1") && !answer("169.254.169.254"));
+}
+
+#[test]
+fn the_floor_of_the_operator_beats_every_rule() {
+    let floor: Vec<forkd_types::Rule> =
+        ["deny 203.0.113.0/24", "allow host", "deny *.evil.example"]
+            .iter()
+            .map(|rule| rule.parse().unwrap())
+            .collect();
+    let policy = policy(
+        Mode::Open,
+        &["allow 203.0.113.0/24", "allow b.evil.example"],
+    );
+    let at = |address: &str| {
+        let flow = tcp(address, 443, &[], Said::Nothing);
+        decide(&floor, &policy, &host(), &flow)
+    };
+    assert_eq!(at("203.0.113.9"), Decision::Deny(Reason::Floor(0)));
+    assert_eq!(at("198.51.100.7"), Decision::Allow(Reason::Default));
+    // An allowance in the floor opens nothing.
+    assert!(matches!(at("127.0.0.1"), Decision::Deny(_)));
+    assert!(may_resolve(&floor, &policy, &name("b.evil.example")).is_err());
+    assert!(may_resolve(&floor, &policy, &name("fine.example")).is_ok());
 }

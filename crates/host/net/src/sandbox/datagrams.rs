@@ -38,6 +38,7 @@ pub(super) fn record(flow: &UdpFlow, now: Instant) -> FlowRecord {
     FlowRecord {
         number: 0,
         unix_ms: 0,
+        generation: 0,
         protocol: Protocol::Udp,
         address: flow.to.into(),
         port: flow.port,
@@ -122,7 +123,7 @@ impl Sandbox {
                 Some(slot)
             }
             Err(reason) => {
-                self.note_denied(key, name, reason);
+                self.note_denied(key, name, reason, cx);
                 None
             }
         }
@@ -176,10 +177,19 @@ impl Sandbox {
             return;
         }
         let (to, source_port) = (datagram.to, datagram.source_port);
-        match dns::question(datagram.payload, &self.policy) {
+        match dns::question(datagram.payload, cx.floor, &self.policy) {
             Step::Ignore => {}
             Step::Answer { message, denied } => {
-                self.counters.dns_denied += u64::from(denied);
+                if let Some((name, reason)) = denied {
+                    self.counters.dns_denied += 1;
+                    let key = Key {
+                        protocol: Protocol::Udp,
+                        source_port,
+                        to,
+                        port: DNS_PORT,
+                    };
+                    self.log_denied(key, Some(name), reason, cx);
+                }
                 self.send(wire::datagram(
                     self.mac,
                     to,

@@ -91,6 +91,7 @@ impl TcpFlow {
         Some(FlowRecord {
             number: 0,
             unix_ms: 0,
+            generation: 0,
             protocol: Protocol::Tcp,
             address: self.key.to.into(),
             port: self.key.port,
@@ -199,7 +200,7 @@ impl Sandbox {
                 self.flows.insert(key, slot);
             }
             Err(reason) => {
-                self.note_denied(key, pinned.map(|name| name.to_string()), reason);
+                self.note_denied(key, pinned.map(|name| name.to_string()), reason, cx);
                 self.send(wire::reset_for(self.mac, segment));
             }
         }
@@ -294,7 +295,7 @@ impl Sandbox {
             self.send(reset);
         }
         self.close(slot, cx);
-        self.note_denied(key, name, reason);
+        self.note_denied(key, name, reason, cx);
     }
 
     /// Breaks a connection of either phase, and records why.
@@ -317,7 +318,7 @@ impl Sandbox {
             flow.break_host_socket();
         }
         self.close(slot, cx);
-        self.note_denied(key, name, reason);
+        self.note_denied(key, name, reason, cx);
     }
 
     /// Moves bytes, sends what is due, and ends the connection if both sides did.

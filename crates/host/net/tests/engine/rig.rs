@@ -124,7 +124,9 @@ impl Engine {
             )
             .unwrap()
         {
-            NetReply::Log { entries, lost: 0 } => entries,
+            NetReply::Log {
+                entries, lost: 0, ..
+            } => entries,
             other => panic!("{other:?}"),
         }
     }

@@ -85,14 +85,14 @@ impl Bucket {
 
 /// A limit for things that are dropped rather than delayed.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub struct Budget {
     bucket: Bucket,
     last: Instant,
 }
 
 impl Budget {
     /// A full one; none if there is no limit.
-    pub(crate) fn new(per_second: u64, burst: u64) -> Option<Self> {
+    pub fn new(per_second: u64, burst: u64) -> Option<Self> {
         Some(Self {
             bucket: Bucket::new(per_second, burst)?,
             last: Instant::now(),
@@ -100,7 +100,7 @@ impl Budget {
     }
 
     /// Takes `n` if they are there.
-    pub(crate) fn take(&mut self, n: u64) -> bool {
+    pub fn take(&mut self, n: u64) -> bool {
         if !self.bucket.ready() {
             let now = Instant::now();
             self.bucket.refill(now.saturating_duration_since(self.last));

@@ -165,7 +165,14 @@ impl Leaf {
     /// Each file and what it has to hold.
     fn values(&self, limits: &Limits, threads: u32) -> Vec<(Wall, &'static str, String)> {
         let or_max = |value: Option<u64>| value.map_or("max".to_owned(), |value| value.to_string());
-        let mut values = vec![(Wall::Memory, "memory.max", or_max(limits.memory_bytes))];
+        let memory = or_max(limits.memory_bytes);
+        // A maximum below the use of the group may kill it. Reaching `memory.high` only makes the kernel reclaim, so it
+        // comes first and gives caches back.
+        let mut values = vec![
+            (Wall::Memory, "memory.high", memory.clone()),
+            (Wall::Memory, "memory.max", memory),
+            (Wall::Memory, "memory.high", "max".to_owned()),
+        ];
         // Swap would get around the limit. A kernel without swap has no such file.
         if self.path.join("memory.swap.max").exists() {
             let swap = limits.memory_bytes.map(|_| 0);
@@ -324,6 +331,7 @@ mod tests {
     /// A directory with the files that a leaf has, in place of a kernel.
     fn pretended_leaf(dir: &Path) -> Leaf {
         for file in [
+            "memory.high",
             "memory.max",
             "memory.swap.max",
             "cpu.max",
@@ -352,6 +360,13 @@ mod tests {
         };
         leaf.set(&limits, Walls::all(), 20).unwrap();
         assert_eq!(has("memory.max"), "1073741824");
+        let high: Vec<String> = leaf
+            .values(&limits, 20)
+            .into_iter()
+            .filter(|(_, file, _)| *file == "memory.high")
+            .map(|(_, _, value)| value)
+            .collect();
+        assert_eq!(high, ["1073741824", "max"], "reclaimed first, then lifted");
         assert_eq!(has("memory.swap.max"), "0");
         assert_eq!(has("cpu.max"), "150000 100000");
         assert_eq!(has("cpu.weight"), "7");

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use forkd_sys::{Channel, ChannelError};
 use forkd_vmm_proto::spawn::{FromSpawn, SpawnRequest};
 use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Uid, geteuid};
 
 /// The most messages that wait for a controller that does not read.
 const MAX_WAITING: usize = 4096;
@@ -34,9 +36,17 @@ pub enum Received {
 }
 
 impl Client {
-    /// Accepts a connection if one waits.
+    /// Accepts a connection if one waits. A controller of another user is refused, even if it may open the socket file.
     pub fn accept(listener: BorrowedFd<'_>) -> Option<Self> {
         let socket = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        let peer = socket_peercred(&socket).ok()?.uid;
+        if !is_trusted(peer, geteuid()) {
+            crate::say(&format!(
+                "a connection of user {} is refused",
+                peer.as_raw()
+            ));
+            return None;
+        }
         let socket = Channel::from_fd(socket);
         Some(Self {
             socket,
@@ -101,4 +111,34 @@ impl Client {
 /// There is nothing to read, or no room to write, for now.
 pub fn would_block(error: &ChannelError) -> bool {
     matches!(error, ChannelError::Io(cause) if cause.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// A controller may have every VM, so it is this user or root.
+fn is_trusted(peer: Uid, own: Uid) -> bool {
+    peer == own || peer.is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_user_and_root_are_controllers() {
+        let [root, own, other] = [0, 1000, 1001].map(Uid::from_raw);
+        assert!(is_trusted(own, own));
+        assert!(is_trusted(root, own));
+        assert!(!is_trusted(other, own));
+        assert!(!is_trusted(other, root));
+    }
+
+    #[test]
+    fn the_kernel_names_the_user_of_a_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("spawn.sock");
+        let listener = forkd_os::seqpacket::listen_on(&path).unwrap();
+        assert!(Client::accept(listener.as_fd()).is_none(), "nothing waits");
+        let _controller = forkd_os::seqpacket::listen_on(&path).unwrap_err();
+        // The look for another listener was a connection, and it came from this user.
+        assert!(Client::accept(listener.as_fd()).is_some());
+    }
 }

@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::rc::Rc;
@@ -103,8 +104,8 @@ impl Jails {
     }
 
     /// Starts a VMM, as process ID 1 of its own namespace where there is a void.
-    pub fn start(&self, program: &Path) -> Result<Process, StartError> {
-        Process::start(program, self.prison.void.is_ok())
+    pub fn start(&self, program: &Path, arguments: &[OsString]) -> Result<Process, StartError> {
+        Process::start(program, arguments, self.prison.void.is_ok())
     }
 
     /// A user ID that no VMM has; `None` where VMMs have no user of their own, or all are taken.
@@ -140,12 +141,11 @@ impl Jails {
 
 /// Takes from `forkd-spawn` itself what it does not need: capabilities, and every path but its own. Answers what could not
 /// be taken. To be called when the walls of VMMs stand: Landlock allows no mounts afterwards.
-pub fn confine_this_program(vmm: &Path, socket: &Path, writable: &[&Path]) -> Vec<String> {
+pub fn confine_this_program(programs: &[&Path], socket: &Path, writable: &[&Path]) -> Vec<String> {
     let mut failed = Vec::new();
     if let Err(error) = keep_rights(KEPT) {
         failed.push(format!("{error}: {}", error.source));
     }
-    let program = vmm.parent().unwrap_or(vmm);
     let readable = [
         "/usr",
         "/lib",
@@ -154,7 +154,7 @@ pub fn confine_this_program(vmm: &Path, socket: &Path, writable: &[&Path]) -> Ve
         "/etc/ld.so.preload",
     ];
     let mut readable: Vec<&Path> = readable.iter().map(Path::new).collect();
-    readable.push(program);
+    readable.extend(programs);
     let mut all: Vec<&Path> = ["/proc", "/dev/kvm", "/dev/null"]
         .iter()
         .map(Path::new)

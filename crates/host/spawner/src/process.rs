@@ -1,5 +1,6 @@
 //! VMM processes: starting them, and noticing their end.
 
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -49,14 +50,18 @@ pub enum StartError {
 impl Process {
     /// Starts a VMM. Its control socket is its standard input, so that nothing else has to be inherited.
     /// With `new_pids` it is process ID 1 of a namespace of its own.
-    pub fn start(program: &Path, new_pids: bool) -> Result<Self, StartError> {
+    pub fn start(
+        program: &Path,
+        arguments: &[OsString],
+        new_pids: bool,
+    ) -> Result<Self, StartError> {
         let (ours, theirs) = Channel::pair().map_err(StartError::Socket)?;
         // Only our end: the VMM blocks on its own.
         fcntl_setfl(&ours, OFlags::NONBLOCK).map_err(StartError::Watch)?;
         let started = if new_pids {
-            start_in_namespace(program, &theirs)
+            start_in_namespace(program, arguments, &theirs)
         } else {
-            start_here(program, theirs)
+            start_here(program, arguments, theirs)
         };
         let StartedProcess { pid, pidfd } = started.map_err(|source| StartError::Start {
             program: program.to_owned(),
@@ -138,14 +143,28 @@ impl Process {
 
 const ARGS: [&str; 2] = ["--control-fd", "0"];
 
-fn start_in_namespace(program: &Path, control: &Channel) -> std::io::Result<StartedProcess> {
+fn start_in_namespace(
+    program: &Path,
+    arguments: &[OsString],
+    control: &Channel,
+) -> std::io::Result<StartedProcess> {
     let nothing = std::fs::File::options().write(true).open("/dev/null")?;
-    start_as_init(program, &ARGS, control.as_fd(), Some(nothing.as_fd()))
+    let all: Vec<&OsStr> = ARGS
+        .iter()
+        .map(OsStr::new)
+        .chain(arguments.iter().map(OsString::as_os_str))
+        .collect();
+    start_as_init(program, &all, control.as_fd(), Some(nothing.as_fd()))
 }
 
-fn start_here(program: &Path, control: Channel) -> std::io::Result<StartedProcess> {
+fn start_here(
+    program: &Path,
+    arguments: &[OsString],
+    control: Channel,
+) -> std::io::Result<StartedProcess> {
     let child = Command::new(program)
         .args(ARGS)
+        .args(arguments)
         .stdin(Stdio::from(OwnedFd::from(control)))
         .stdout(Stdio::null())
         .current_dir("/")
@@ -175,7 +194,7 @@ mod tests {
     #[test]
     fn the_end_of_a_process_is_told_apart() {
         let ended = |program: &str| {
-            let process = Process::start(Path::new(program), false).unwrap();
+            let process = Process::start(Path::new(program), &[], false).unwrap();
             let mut polled = [rustix::event::PollFd::new(
                 &process.pidfd,
                 rustix::event::PollFlags::IN,
@@ -189,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_vmm_is_killed_before_others_when_memory_runs_out() {
-        let process = Process::start(Path::new("/bin/cat"), false).unwrap();
+        let process = Process::start(Path::new("/bin/cat"), &[], false).unwrap();
         process.allow_oom_kill().unwrap();
         let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", process.pid()));
         assert_eq!(score.unwrap().trim(), "500");
@@ -198,7 +217,7 @@ mod tests {
     #[test]
     fn a_missing_program_is_named() {
         for new_pids in [false, rustix::process::geteuid().is_root()] {
-            let error = Process::start(Path::new("/nowhere/forkd-vmm"), new_pids).unwrap_err();
+            let error = Process::start(Path::new("/nowhere/forkd-vmm"), &[], new_pids).unwrap_err();
             assert_eq!(error.to_string(), "/nowhere/forkd-vmm did not start");
         }
     }

@@ -13,10 +13,9 @@ mod vms;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forkd_types::{Digest, Engine, SandboxId};
+use forkd_types::{Digest, SandboxId};
 use forkd_vmm_proto::spawn::{
     FromSpawn, HowEnded, Limits, MAX_POOL, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
     SpawnRequest, SpawnStatus,
@@ -26,6 +25,7 @@ use rustix::event::epoll;
 
 use crate::cgroup::{Cgroups, Leaf};
 use crate::client::{Client, Received};
+use crate::engines::{Engines, VmFolder};
 use crate::handshake::Progress;
 use crate::jail::{Jails, VmUser};
 use crate::pool::Pools;
@@ -50,10 +50,8 @@ const THREADS: u32 = 16;
 /// Settings from the command line.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The VMM program.
-    pub vmm: PathBuf,
-    /// The engine that the program is.
-    pub engine: Engine,
+    /// The programs that run VMs.
+    pub engines: Engines,
     /// How many shells are made for the pools at one time.
     pub parallel: u32,
     /// The most processes there may be.
@@ -105,6 +103,8 @@ struct Entry {
     leaf: Option<Leaf>,
     /// The user ID of the VMM, where VMMs have users of their own.
     user: Option<VmUser>,
+    /// The folder of the VM, where its engine needs one. It goes with the process.
+    _folder: Option<VmFolder>,
     /// Client and number of each request that waits for its end.
     killers: Vec<(u64, u64)>,
 }
@@ -362,7 +362,7 @@ impl Server {
         }
         Ok(SpawnReply::Hello {
             version: SPAWN_VERSION,
-            engine: self.settings.engine,
+            engines: self.settings.engines.names(),
             walls: self.walls(),
             missing: self.missing_walls(),
         })
@@ -370,7 +370,7 @@ impl Server {
 
     fn set_pool(&mut self, shape: Shape, depth: u32) -> Result<SpawnReply, SpawnError> {
         within("the pool's depth", depth.into(), MAX_POOL.into())?;
-        self.check_engine(&shape)?;
+        self.settings.engines.get(shape.engine)?;
         if let Some(burst) = &mut self.burst {
             burst.released.get_or_insert_with(Instant::now);
         }
@@ -378,14 +378,6 @@ impl Server {
             self.discard(number);
         }
         Ok(SpawnReply::Done)
-    }
-
-    fn check_engine(&self, shape: &Shape) -> Result<(), SpawnError> {
-        let (wanted, have) = (shape.engine, self.settings.engine);
-        if wanted == have {
-            return Ok(());
-        }
-        Err(SpawnError::OtherEngine { wanted, have })
     }
 
     fn status(&self) -> SpawnStatus {

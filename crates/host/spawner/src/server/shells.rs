@@ -37,9 +37,14 @@ impl Server {
             self.processes.len() as u64 + 1,
             self.settings.max_processes as u64,
         )?;
+        let number = self.number();
+        let program = self.settings.engines.get(shape.engine)?;
+        let (arguments, folder) = program
+            .arguments(number)
+            .map_err(|error| failed(format!("a VM has no folder: {error}")))?;
         let process = self
             .jails
-            .start(&self.settings.vmm)
+            .start(&program.path, &arguments)
             .map_err(|error| failed(chain(&error)))?;
         let leaf = match &mut self.cgroups {
             Ok(cgroups) => {
@@ -49,7 +54,6 @@ impl Server {
             Err(_) => None,
         };
         let user = self.jails.user();
-        let number = self.number();
         let begun = handshake::begin(process.control()).map_err(|error| chain(&error));
         let watched = begun.and_then(|()| {
             let control = watch(
@@ -68,7 +72,7 @@ impl Server {
         }
         let state = State::Making {
             for_pool,
-            progress: Progress::new(self.settings.engine),
+            progress: Progress::new(shape.engine),
         };
         self.processes.insert(
             number,
@@ -79,6 +83,7 @@ impl Server {
                 capabilities: Capabilities::empty(),
                 leaf,
                 user,
+                _folder: folder,
                 killers: Vec::new(),
             },
         );

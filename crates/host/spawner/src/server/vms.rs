@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use forkd_types::SandboxId;
+use forkd_types::{Engine, SandboxId};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{
     FromSpawn, Jail, Limits, MAX_BATCH, MissingWall, SpawnError, SpawnReply, Vm, Wall, Walls,
@@ -38,9 +38,14 @@ impl Server {
     }
 
     /// Refuses what cannot be kept: a VM whose limit silently does not hold is worse than none.
-    pub(super) fn check_walls(&self, limits: &Limits, jail: Jail) -> Result<(), SpawnError> {
+    pub(super) fn check_walls(
+        &self,
+        engine: Engine,
+        limits: &Limits,
+        jail: Jail,
+    ) -> Result<(), SpawnError> {
         cgroup::check(limits)?;
-        let have = self.walls();
+        let have = self.settings.engines.walls(engine, self.walls());
         let missing = limits
             .walls()
             .missing_from(have)
@@ -49,9 +54,13 @@ impl Server {
         let Some(wall) = missing else {
             return Ok(());
         };
+        let reason = match self.settings.engines.missing_wall(engine) {
+            Some((missing, reason)) if missing == wall => reason.to_owned(),
+            _ => self.why_missing(wall),
+        };
         Err(SpawnError::NoWall {
             wall: wall.to_string(),
-            reason: self.why_missing(wall),
+            reason,
         })
     }
 
@@ -60,13 +69,13 @@ impl Server {
         id: &SandboxId,
         limits: &Limits,
     ) -> Result<SpawnReply, SpawnError> {
-        self.check_walls(limits, Jail::default())?;
         let walls = self.walls();
         let entry = self
             .live
             .get(id)
             .and_then(|number| self.processes.get(number))
             .ok_or_else(|| SpawnError::Unknown { id: id.clone() })?;
+        self.check_walls(entry.shape.engine, limits, Jail::default())?;
         if let Some(leaf) = &entry.leaf {
             leaf.set(limits, walls, threads(&entry.shape))?;
         }
@@ -83,8 +92,8 @@ impl Server {
         jail: Jail,
     ) -> Result<(), SpawnError> {
         within("the number of ids", ids.len() as u64, MAX_BATCH as u64)?;
-        self.check_engine(&shape)?;
-        self.check_walls(&limits, jail)?;
+        self.settings.engines.get(shape.engine)?;
+        self.check_walls(shape.engine, &limits, jail)?;
         for (at, id) in ids.iter().enumerate() {
             let pending = self.pending.iter().any(|take| take.ids.contains(id));
             if pending || self.live.contains_key(id) || ids[..at].contains(id) {
@@ -288,11 +297,12 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
-    use forkd_types::{Engine, MiB};
+    use forkd_types::MiB;
     use forkd_vmm_proto::CpuModel;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
     use super::*;
+    use crate::engines::{Engines, Program};
     use crate::server::Settings;
 
     const SHAPE: Shape = Shape {
@@ -306,9 +316,14 @@ mod tests {
     fn without_cgroups() -> Server {
         let flags = SocketFlags::CLOEXEC;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let mut engines = Engines::default();
+        let program = Program {
+            path: "/bin/cat".into(),
+            adapted: None,
+        };
+        engines.add(Engine::FORKD, program);
         let settings = Settings {
-            vmm: "/bin/cat".into(),
-            engine: Engine::FORKD,
+            engines,
             parallel: 1,
             max_processes: 4,
         };

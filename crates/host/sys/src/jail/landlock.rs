@@ -38,21 +38,31 @@ pub fn landlock_works() -> Result<Confined, JailError> {
 
 /// Denies the calling thread, and those it starts, every path, every TCP port, and signals to others.
 pub fn deny_paths() -> Result<Confined, JailError> {
-    let status = everything().and_then(RulesetCreated::restrict_self);
-    judge(status)
+    deny_paths_but(&[], &[])
+}
+
+/// As [`deny_paths`], but the thread may read and run what is below `readable`, and do anything below `writable`. A path
+/// that does not exist is left out.
+pub fn deny_paths_but(readable: &[&Path], writable: &[&Path]) -> Result<Confined, JailError> {
+    judge(everything().and_then(|ruleset| restrict(ruleset, readable, writable)))
 }
 
 /// Denies the calling thread, and those it starts, every path but these: it may read and run what is below `readable`,
 /// and do anything below `writable`. A path that does not exist is left out. Signals and the network stay free.
 pub fn confine_paths(readable: &[&Path], writable: &[&Path]) -> Result<Confined, JailError> {
+    judge(files_only().and_then(|ruleset| restrict(ruleset, readable, writable)))
+}
+
+fn restrict(
+    mut ruleset: RulesetCreated,
+    readable: &[&Path],
+    writable: &[&Path],
+) -> Result<RestrictionStatus, RulesetError> {
     let read = AccessFs::from_read(NEWEST);
-    let status = files_only().and_then(|mut ruleset| {
-        for (paths, access) in [(readable, read), (writable, AccessFs::from_all(NEWEST))] {
-            ruleset = allow(ruleset, paths, access)?;
-        }
-        ruleset.restrict_self()
-    });
-    judge(status)
+    for (paths, access) in [(readable, read), (writable, AccessFs::from_all(NEWEST))] {
+        ruleset = allow(ruleset, paths, access)?;
+    }
+    ruleset.restrict_self()
 }
 
 fn allow(

@@ -4,7 +4,7 @@
 //! namespace. So the new process is made by `clone`, which needs no way back.
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, OsStr, c_char, c_int};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -22,12 +22,15 @@ pub struct StartedProcess {
 /// Starts a program in `/`, with an empty environment. `stdout` of `None` is that of this process.
 pub fn start_as_init(
     program: &Path,
-    args: &[&str],
+    args: &[impl AsRef<OsStr>],
     stdin: BorrowedFd<'_>,
     stdout: Option<BorrowedFd<'_>>,
 ) -> io::Result<StartedProcess> {
     let path = CString::new(program.as_os_str().as_bytes())?;
-    let args: Result<Vec<CString>, _> = args.iter().map(|arg| CString::new(*arg)).collect();
+    let args: Result<Vec<CString>, _> = args
+        .iter()
+        .map(|arg| CString::new(arg.as_ref().as_bytes()))
+        .collect();
     let args = args?;
     let argv: Vec<*const c_char> = std::iter::once(&path)
         .chain(&args)
@@ -61,6 +64,17 @@ pub fn start_as_init(
             Err(io::Error::from_raw_os_error(c_int::from_ne_bytes(errno)))
         }
     }
+}
+
+/// Makes the program of a command end when the thread that starts it ends.
+pub fn end_with_parent(command: &mut std::process::Command) -> &mut std::process::Command {
+    use std::os::unix::process::CommandExt;
+    let ask = || {
+        let signal = Some(rustix::process::Signal::KILL);
+        Ok(rustix::process::set_parent_process_death_signal(signal)?)
+    };
+    // SAFETY: the closure makes one system call: it neither allocates nor takes a lock.
+    unsafe { command.pre_exec(ask) }
 }
 
 /// Whether this process may make process namespaces.

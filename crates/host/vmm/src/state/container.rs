@@ -9,11 +9,11 @@
 //! All numbers are little-endian. The file is not trusted: it is read whole, up to [`MAX_STATE`], and every
 //! byte of it is accounted for.
 
+use forkd_vmm_proto::STATE_MAGIC as MAGIC;
 use thiserror::Error;
 
-const MAGIC: &[u8; 8] = b"FORKDVMS";
 /// The version of the container.
-pub const FORMAT_VERSION: u32 = 1;
+pub use forkd_vmm_proto::STATE_FORMAT as FORMAT_VERSION;
 /// The largest state file.
 pub const MAX_STATE: usize = 8 << 20;
 const HEADER: usize = 24;

@@ -425,3 +425,16 @@ async fn a_terminal_is_a_terminal() {
     exec.stdin().close();
     assert_eq!(exec.wait().await.unwrap().status, ExitStatus::Code(0));
 }
+
+#[tokio::test]
+async fn a_test_leaves_no_process() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    client.start(sh("sleep 1000")).await.unwrap();
+    // Children of processes that have ended, in their own session and out of it.
+    let line = "(sleep 1000 &); (setsid sleep 1000 &); sleep 1000 & exit 0";
+    client.exec_capture(sh(line)).await.unwrap();
+    assert!(common::orphans::below_this().len() > 4);
+    drop((client, agent));
+    assert_eq!(common::orphans::below_this(), []);
+}

@@ -1,8 +1,11 @@
 //! A real agent process, listening on a Unix socket.
 #![allow(dead_code)]
 
+pub mod orphans;
+
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forkd_agent_client::{Calls, Client, Options};
 use forkd_guest_proto::ExecRequest;
@@ -10,7 +13,11 @@ use forkd_guest_proto::ExecRequest;
 /// How long one request of a test may take on a busy machine.
 pub const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
-/// An agent that runs as an ordinary process; killed when dropped.
+/// Agents of this process that live.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// An agent that runs as an ordinary process; killed when dropped. The last one takes every process along that it and
+/// the others have started.
 pub struct TestAgent {
     child: Child,
     pub dir: tempfile::TempDir,
@@ -24,6 +31,8 @@ impl TestAgent {
 
     /// The same with more arguments.
     pub async fn start_with(arguments: &[&std::ffi::OsStr]) -> Self {
+        orphans::adopt();
+        LIVE.fetch_add(1, Ordering::Relaxed);
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let child = Command::new(env!("CARGO_BIN_EXE_forkd-agent"))
@@ -84,6 +93,9 @@ impl Drop for TestAgent {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if LIVE.fetch_sub(1, Ordering::Relaxed) == 1 {
+            orphans::end_all();
+        }
     }
 }
 

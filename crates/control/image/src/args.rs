@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use forkd_oci::manifest::Platform;
 
 /// Builds guest kernels, initramfs files and root images from Debian's packages.
 ///
@@ -42,6 +43,12 @@ pub enum Command {
     Install(InstallArgs),
     /// Build the image of the machine that `forkd machine` starts.
     Machine(MachineArgs),
+    /// Make the disk of a container image for a daemon, confined to two folders and the network.
+    ///
+    /// The first line on standard input is the request, in JSON; an archive may follow. Each line on standard
+    /// output is a JSON object: progress, then the result.
+    #[command(hide = true)]
+    Fetch(FetchArgs),
 }
 
 /// Arguments that replace Debian's kernel.
@@ -87,7 +94,9 @@ pub struct InitramfsArgs {
 #[derive(Debug, Clone, ClapArgs)]
 pub struct What {
     /// A recipe: its folder, or the name of a built-in one, such as python-numpy. Or a container image:
-    /// oci:FOLDER[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], or tar:FILE for a plain root.
+    /// NAME:TAG or NAME@DIGEST in a registry, oci:FOLDER[:NAME], oci-archive:FILE[:NAME],
+    /// docker-archive:FILE[:NAME], docker-daemon:NAME, podman:NAME, - for an archive on standard input, or
+    /// tar:FILE or dir:FOLDER for a plain root.
     #[arg(value_name = "RECIPE|IMAGE")]
     pub recipe: String,
     /// The name of a container image here [default: from the name or file of the image].
@@ -96,6 +105,46 @@ pub struct What {
     /// The size of the disk of a container image, in MiB; only what is used takes space [default: 8192].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1 << 22))]
     pub disk_mib: Option<u32>,
+    /// How registries are reached.
+    #[command(flatten)]
+    pub registry: RegistryArgs,
+}
+
+/// How registries are reached.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct RegistryArgs {
+    /// The platform to choose, such as linux/amd64 [default: that of the guests].
+    #[arg(long, value_name = "OS/ARCH")]
+    pub platform: Option<Platform>,
+    /// The registry of names without a host: HOST or HOST/PATH [default: that of the file].
+    #[arg(long, value_name = "HOST[/PATH]", env = "FORKD_REGISTRY")]
+    pub registry: Option<String>,
+    /// Mirrors, certificates and the default registry [default: /etc/forkd/registries.toml].
+    #[arg(long, value_name = "FILE", env = "FORKD_REGISTRIES")]
+    pub registries: Option<PathBuf>,
+    /// The file of credentials [default: those of Docker and Podman].
+    #[arg(long, value_name = "FILE")]
+    pub auth_file: Option<PathBuf>,
+    /// The user name for the registry of the image.
+    #[arg(long, value_name = "NAME", requires = "password_file")]
+    pub username: Option<String>,
+    /// The file with the password of that user; - is standard input.
+    #[arg(long, value_name = "FILE", requires = "username")]
+    pub password_file: Option<PathBuf>,
+}
+
+/// Arguments of `fetch`.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct FetchArgs {
+    /// An empty folder for the image.
+    #[arg(long, value_name = "DIR")]
+    pub into: PathBuf,
+    /// The folder in which layers stay.
+    #[arg(long, value_name = "DIR")]
+    pub blobs: PathBuf,
+    /// Mirrors, certificates and the default registry [default: /etc/forkd/registries.toml].
+    #[arg(long, value_name = "FILE")]
+    pub registries: Option<PathBuf>,
 }
 
 /// Arguments of `build`.

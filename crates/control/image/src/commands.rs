@@ -1,5 +1,6 @@
 //! The commands of `forkd-image`.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use forkd_formats::image_cli::{
@@ -16,7 +17,11 @@ use forkd_image::progress::Progress;
 use forkd_image::recipe::Recipe;
 use forkd_image::root::oci::OciRoot;
 use forkd_image::{export, image, initramfs, kernel, machine};
+use forkd_oci::Means;
+use forkd_oci::auth::{self, Credential, Helpers, Secret};
 use forkd_oci::manifest::Platform;
+use forkd_oci::registries::Registries;
+use forkd_oci::registry::RegistryError;
 use forkd_oci::source::{Source, SourceError};
 use forkd_types::MiB;
 use serde::Serialize;
@@ -24,11 +29,13 @@ use serde_json::{Value, json};
 
 use crate::args::{
     Args, BuildArgs, Command, FlavourArg, InitramfsArgs, InstallArgs, KernelArgs, MachineArgs,
-    OwnKernel, What,
+    OwnKernel, RegistryArgs, What,
 };
+use crate::fetch;
 
 /// Size of the disk of a container image, unless another is asked for.
 const DISK_MIB: u32 = 8192;
+const MAX_PASSWORD: u64 = 64 << 10;
 
 struct Context<'a> {
     args: &'a Args,
@@ -71,6 +78,8 @@ pub fn run(args: &Args) -> Result<(), Error> {
         Command::Build(args) => context.build(args)?,
         Command::Install(args) => context.install(args)?,
         Command::Machine(args) => context.machine(args)?,
+        // `main` takes it before: it has no cache and another form of output.
+        Command::Fetch(_) => return Ok(()),
     };
     if args.json {
         println!("{:#}", output.json);
@@ -140,6 +149,10 @@ impl Context<'_> {
 
     /// Builds the image of a recipe, or of a container image.
     fn image(&self, what: &What) -> Result<Image, Error> {
+        // A folder of a recipe reads like the name of an image.
+        if Path::new(&what.recipe).exists() {
+            return self.recipe_image(what);
+        }
         match what.recipe.parse::<Source>() {
             Ok(source) => self.container_image(&source, what),
             Err(SourceError::NoKind { .. }) => self.recipe_image(what),
@@ -152,9 +165,9 @@ impl Context<'_> {
         let name = name
             .parse()
             .map_err(|source| Error::Name { name, source })?;
-        let found = OciRoot::open(source, &Platform::host())?;
+        let found = self.find(source, &what.registry)?;
         let disk = MiB(what.disk_mib.unwrap_or(DISK_MIB));
-        let recipe = Recipe::of_image(name, &source.to_string(), disk);
+        let recipe = Recipe::of_image(name, found.name(), disk);
         let refresh = self.args.refresh;
         Ok(image::build(
             &self.cache,
@@ -163,6 +176,39 @@ impl Context<'_> {
             refresh,
             &self.progress,
         )?)
+    }
+
+    /// Finds a container image, and fetches it if it is in a registry.
+    fn find(&self, source: &Source, args: &RegistryArgs) -> Result<OciRoot, Error> {
+        let mut registries =
+            Registries::read(args.registries.as_deref()).map_err(RegistryError::from)?;
+        if let Some(default) = &args.registry {
+            registries
+                .set_default(default)
+                .map_err(RegistryError::from)?;
+        }
+        let own = registries.auth_file().map(Path::to_owned);
+        let auth_files = match &args.auth_file {
+            Some(file) => vec![file.clone()],
+            None => own.into_iter().chain(auth::files_of_user()).collect(),
+        };
+        let host = Platform::host();
+        let mut seen = fetch::Shown::default();
+        let means = Means {
+            platform: args.platform.as_ref().unwrap_or(&host),
+            registries: &registries,
+            credential: credential(args)?,
+            auth_files,
+            helpers: Helpers::Run,
+            blobs: self.cache.root().join("oci/blobs"),
+            spool: self.cache.root().join("oci/spool"),
+            told: &mut |progress| {
+                if let Some(line) = seen.line(progress) {
+                    self.progress.note(&line);
+                }
+            },
+        };
+        Ok(OciRoot::open(source, means)?)
     }
 
     fn recipe_image(&self, what: &What) -> Result<Image, Error> {
@@ -246,6 +292,27 @@ impl Context<'_> {
         };
         Ok(Output::new(folder, made))
     }
+}
+
+/// The credential of the arguments. The password is in a file, or on standard input: arguments can be seen by others.
+fn credential(args: &RegistryArgs) -> Result<Option<Credential>, Error> {
+    let (Some(username), Some(path)) = (&args.username, &args.password_file) else {
+        return Ok(None);
+    };
+    let failed = |source| Error::Password {
+        path: path.clone(),
+        source,
+    };
+    let password = if path == Path::new("-") {
+        std::io::read_to_string(std::io::stdin().lock().take(MAX_PASSWORD)).map_err(failed)?
+    } else {
+        let file = std::fs::File::open(path).map_err(failed)?;
+        std::io::read_to_string(file.take(MAX_PASSWORD)).map_err(failed)?
+    };
+    Ok(Some(Credential::Password {
+        username: username.clone(),
+        password: Secret::new(password.trim_end_matches(['\r', '\n']).to_owned()),
+    }))
 }
 
 /// The path of a result: the copy if one was requested, otherwise the original in the cache.

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use forkd_oci::registries::RegistriesError;
+use forkd_oci::registry::RegistryError;
 use thiserror::Error;
 
 use crate::cache::CacheError;
@@ -41,6 +43,14 @@ pub enum Error {
     Debian(#[from] DebianError),
     #[error("cannot read the container image")]
     Oci(#[from] OciRootError),
+    #[error("the registry cannot be used")]
+    Registry(#[from] RegistryError),
+    #[error("cannot read the password from {}", path.display())]
+    Password {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the container image is not named well")]
     Source(#[from] forkd_oci::source::SourceError),
     #[error("{name:?} is not a name for an image")]
@@ -97,6 +107,18 @@ fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         return Some(
             "raise disk_mib in the recipe, or --disk-mib for a container image: the file is sparse, a larger one costs nothing".into(),
         );
+    }
+    if let Some(RegistriesError::NoDefault { name }) = error.downcast_ref() {
+        return Some(format!(
+            "write HOST/{name}, or configure the registry of short names: --registry HOST[/PATH], FORKD_REGISTRY, \
+             or a line default = \"HOST[/PATH]\" in /etc/forkd/registries.toml"
+        ));
+    }
+    if let Some(RegistryError::Denied { host, .. }) = error.downcast_ref() {
+        return Some(format!(
+            "log in to {host} with your container tool, or give --username and --password-file; \
+             a registry may also answer so for an image that does not exist"
+        ));
     }
     if let Some(RecipeError::Unknown { .. }) = error.downcast_ref() {
         let names: Vec<_> = Recipe::built_in_names().collect();

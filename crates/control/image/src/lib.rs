@@ -5,6 +5,7 @@
 //! cache under content keys ([`cache`]).
 
 pub mod cache;
+pub mod confine;
 pub mod debian;
 pub mod digest;
 pub mod error;

@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod fetch;
 
 use std::error::Error as _;
 use std::process::ExitCode;
@@ -10,6 +11,10 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
+    // Before the first thread: the confinement belongs to threads.
+    if let args::Command::Fetch(args) = &args.command {
+        return fetch::main(args);
+    }
     match commands::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

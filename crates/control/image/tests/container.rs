@@ -9,9 +9,12 @@ use forkd_image::image::{self, Image};
 use forkd_image::progress::Progress;
 use forkd_image::recipe::Recipe;
 use forkd_image::root::ImageSource;
-use forkd_image::root::oci::OciRoot;
+use forkd_image::root::oci::{OciRoot, OciRootError};
+use forkd_oci::Means;
+use forkd_oci::auth::Helpers;
 use forkd_oci::digest::Digest;
 use forkd_oci::manifest::Platform;
+use forkd_oci::registries::Registries;
 use forkd_oci::source::Source;
 use forkd_types::MiB;
 use serde_json::json;
@@ -109,9 +112,25 @@ impl Example {
     }
 }
 
+/// Finds an image that is on this host.
+fn open(source: &Source) -> Result<OciRoot, OciRootError> {
+    let spool = tempfile::tempdir().unwrap();
+    let means = Means {
+        platform: &Platform::host(),
+        registries: &Registries::default(),
+        credential: None,
+        auth_files: Vec::new(),
+        helpers: Helpers::Ignore,
+        blobs: spool.path().join("blobs"),
+        spool: spool.path().join("spool"),
+        told: &mut |_| {},
+    };
+    OciRoot::open(source, means)
+}
+
 fn build(cache: &Cache, source: &str) -> Image {
     let source: Source = source.parse().unwrap();
-    let root = OciRoot::open(&source, &Platform::host()).unwrap();
+    let root = open(&source).unwrap();
     let name = source.short_name().parse().unwrap();
     let recipe = Recipe::of_image(name, &source.to_string(), MiB(64));
     image::build(cache, &recipe, &root, false, &Progress::silent()).unwrap()
@@ -165,7 +184,7 @@ fn a_blob_that_was_changed_is_refused() {
         .unwrap()
         .replace("1000", "0000");
     fs::write(path, changed).unwrap();
-    let error = OciRoot::open(&source, &Platform::host()).unwrap_err();
+    let error = open(&source).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("should have the digest sha256:"), "{cause}");
 }

@@ -36,8 +36,14 @@ pub struct Archive {
 
 impl Archive {
     pub fn open(path: &Path) -> Result<Self, OciError> {
+        let file = File::open(path).map_err(OciError::io("open", path))?;
+        Self::read(file, path)
+    }
+
+    /// An archive that is open already; `path` is for people.
+    pub(crate) fn read(file: File, path: &Path) -> Result<Self, OciError> {
         let failed = |action| OciError::io(action, path);
-        let file = Arc::new(File::open(path).map_err(failed("open"))?);
+        let file = Arc::new(file);
         let mut entries = BTreeMap::new();
         let mut archive = tar::Archive::new(&*file);
         for entry in archive.entries_with_seek().map_err(failed("read"))? {
@@ -149,6 +155,38 @@ impl Archive {
             blobs.collect::<Result<_, _>>()?,
         )
     }
+}
+
+/// The kinds of archives that hold an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ArchiveKind {
+    Docker,
+    Oci,
+    /// The files of a root.
+    Root,
+}
+
+/// Tells the kind of an archive by the names at its top.
+pub(crate) fn kind(file: &File, path: &Path) -> Result<ArchiveKind, OciError> {
+    let failed = || OciError::io("read", path);
+    let mut found = ArchiveKind::Root;
+    let length = file.metadata().map_err(failed())?.len();
+    let mut archive = tar::Archive::new(file);
+    let entries = archive.entries_with_seek().map_err(failed())?;
+    for entry in entries.take(limits::ARCHIVE_ENTRIES) {
+        let entry = entry.map_err(failed())?;
+        // The reader seeks over contents, so it does not see that one is missing.
+        if entry.raw_file_position().saturating_add(entry.size()) > length {
+            return Err(failed()(std::io::ErrorKind::UnexpectedEof.into()));
+        }
+        match plain(&String::from_utf8_lossy(&entry.path_bytes())).as_str() {
+            // Newer versions of Docker write both; this one names the tags.
+            MANIFEST => return Ok(ArchiveKind::Docker),
+            "oci-layout" => found = ArchiveKind::Oci,
+            _ => {}
+        }
+    }
+    Ok(found)
 }
 
 /// A name without `.`, `..` and doubled slashes. `..` at the top stays at the top.

@@ -27,6 +27,8 @@ pub struct Config {
     /// TCP ports that the image says it listens on.
     pub ports: Vec<u16>,
     pub stop_signal: Option<String>,
+    /// `CMD` and arguments, or `CMD-SHELL` and a line: how Docker finds out whether the image's program is well.
+    pub healthcheck: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -52,6 +54,13 @@ struct WireRun {
     cmd: Option<Vec<String>>,
     exposed_ports: Option<BTreeMap<String, serde::de::IgnoredAny>>,
     stop_signal: Option<String>,
+    healthcheck: Option<WireHealthcheck>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct WireHealthcheck {
+    test: Option<Vec<String>>,
 }
 
 impl Config {
@@ -85,6 +94,7 @@ impl Config {
             cmd: arguments("Cmd", run.cmd.unwrap_or_default())?,
             ports: tcp_ports(run.exposed_ports.unwrap_or_default().keys()),
             stop_signal: some_text("StopSignal", run.stop_signal)?,
+            healthcheck: healthcheck(run.healthcheck.unwrap_or_default())?,
         })
     }
 }
@@ -161,6 +171,15 @@ fn arguments(field: &'static str, list: Vec<String>) -> Result<Vec<String>, OciE
     Ok(list)
 }
 
+/// The command of a health check. `NONE` switches off that of a lower image.
+fn healthcheck(wire: WireHealthcheck) -> Result<Vec<String>, OciError> {
+    let test = arguments("Healthcheck", wire.test.unwrap_or_default())?;
+    match test.first().map(String::as_str) {
+        Some("CMD" | "CMD-SHELL") if test.len() > 1 => Ok(test),
+        _ => Ok(Vec::new()),
+    }
+}
+
 /// `80/tcp`, `80` and `53/udp`: the TCP ones.
 fn tcp_ports<'a>(names: impl Iterator<Item = &'a String>) -> Vec<u16> {
     names
@@ -189,6 +208,7 @@ mod tests {
         assert_eq!(config.working_dir.as_deref(), Some("/srv"));
         assert_eq!(config.ports, [80]);
         assert_eq!((config.cmd, config.stop_signal), (vec![], None));
+        assert_eq!(config.healthcheck, ["CMD", "true"]);
     }
 
     #[test]

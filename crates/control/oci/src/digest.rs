@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
+use crate::error::OciError;
+
 const PREFIX: &str = "sha256:";
 
 /// The digest of a blob.
@@ -26,6 +28,28 @@ impl Digest {
     /// The digest of bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
+    }
+
+    /// A digest from its 32 bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The 32 bytes of the digest.
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+
+    /// Refuses content that has another digest than this one.
+    pub(crate) fn check(self, what: &str, found: Self) -> Result<(), OciError> {
+        if found == self {
+            return Ok(());
+        }
+        Err(OciError::Digest {
+            what: what.to_owned(),
+            expected: self,
+            found,
+        })
     }
 
     /// The 64 hexadecimal digits.

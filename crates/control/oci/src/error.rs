@@ -63,6 +63,21 @@ pub enum OciError {
         #[source]
         source: io::Error,
     },
+    #[error("the registry gave no image")]
+    Registry(#[source] Box<crate::registry::RegistryError>),
+    #[error("{engine} cannot be asked at {}", socket.display())]
+    Engine {
+        engine: &'static str,
+        socket: PathBuf,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("{engine} has no image {name:?} (status {status})")]
+    EngineImage {
+        engine: &'static str,
+        name: String,
+        status: u16,
+    },
     #[error("the configuration of the image has a bad {field}: {problem}")]
     Config {
         field: &'static str,

@@ -45,14 +45,25 @@ pub fn unpack(
         .open(into)
         .map_err(OciError::io("write", into))?;
     let found = copy(blob, &file, what, budget)?;
-    if let Some(expected) = promised.filter(|expected| *expected != found) {
-        return Err(OciError::Digest {
-            what: what.to_owned(),
-            expected,
-            found,
-        });
+    if let Some(promised) = promised {
+        promised.check(what, found)?;
     }
     Ok((file, found))
+}
+
+/// The plain bytes of a blob that may be compressed. `None` if it is plain already.
+pub(crate) fn plain(blob: &Part, what: &str, into: File) -> Result<Option<File>, OciError> {
+    let mut start = Vec::new();
+    let read = blob.reader().take(4).read_to_end(&mut start);
+    read.map_err(|source| OciError::Unpack {
+        what: what.to_owned(),
+        source,
+    })?;
+    if !start.starts_with(&GZIP) && !start.starts_with(&ZSTD) {
+        return Ok(None);
+    }
+    copy(blob, &into, what, &mut Budget::default())?;
+    Ok(Some(into))
 }
 
 fn copy(blob: &Part, mut out: &File, what: &str, budget: &mut Budget) -> Result<Digest, OciError> {

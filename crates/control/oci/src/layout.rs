@@ -54,14 +54,7 @@ impl Layout {
     /// The bytes of a small blob, checked against its digest.
     fn checked(&self, digest: Digest, what: &str, limit: u64) -> Result<Vec<u8>, OciError> {
         let bytes = read(&self.blob(digest)?, what, limit)?;
-        let found = Digest::of(&bytes);
-        if found != digest {
-            return Err(OciError::Digest {
-                what: what.to_owned(),
-                expected: digest,
-                found,
-            });
-        }
+        digest.check(what, Digest::of(&bytes))?;
         Ok(bytes)
     }
 
@@ -80,27 +73,10 @@ impl Layout {
             });
         };
         let entries = index.named(name)?.into_iter().cloned().collect();
-        let (digest, manifest) = self.resolve(Index { manifests: entries }, wanted)?;
+        let (digest, manifest) = resolve(Index { manifests: entries }, wanted, |digest, what| {
+            self.checked(digest, what, limits::MANIFEST)
+        })?;
         self.assemble(digest, &manifest)
-    }
-
-    /// Follows indexes to a manifest.
-    fn resolve(&self, mut index: Index, wanted: &Platform) -> Result<(Digest, Manifest), OciError> {
-        for _ in 0..limits::INDEX_DEPTH {
-            let entry = index.choose(wanted)?;
-            let digest = entry.digest;
-            let what = format!("the manifest {digest}");
-            let bytes = self.checked(digest, &what, limits::MANIFEST)?;
-            match Document::parse(&bytes, &what)? {
-                Document::Manifest(manifest) => return Ok((digest, manifest)),
-                Document::Index(next) => index = next,
-            }
-        }
-        Err(OciError::Limit {
-            what: "the number of indexes that lead to one another".into(),
-            found: limits::INDEX_DEPTH as u64 + 1,
-            limit: limits::INDEX_DEPTH as u64,
-        })
     }
 
     fn assemble(&self, digest: Digest, manifest: &Manifest) -> Result<Image, OciError> {
@@ -116,6 +92,27 @@ impl Layout {
             blobs.collect::<Result<_, _>>()?,
         )
     }
+}
+
+/// Follows indexes to a manifest. `get` gives the bytes of a document, checked against its digest.
+pub(crate) fn resolve<E: From<OciError>>(
+    mut index: Index,
+    wanted: &Platform,
+    get: impl Fn(Digest, &str) -> Result<Vec<u8>, E>,
+) -> Result<(Digest, Manifest), E> {
+    for _ in 0..limits::INDEX_DEPTH {
+        let digest = index.choose(wanted)?.digest;
+        let what = format!("the manifest {digest}");
+        match Document::parse(&get(digest, &what)?, &what)? {
+            Document::Manifest(manifest) => return Ok((digest, manifest)),
+            Document::Index(next) => index = next,
+        }
+    }
+    Err(E::from(OciError::Limit {
+        what: "the number of indexes that lead to one another".into(),
+        found: limits::INDEX_DEPTH as u64 + 1,
+        limit: limits::INDEX_DEPTH as u64,
+    }))
 }
 
 /// The bytes of a small file.

@@ -6,17 +6,23 @@
 //! ([`limits`]).
 
 pub mod archive;
+pub mod auth;
 pub mod config;
 pub mod digest;
+pub mod engine;
 pub mod layer;
 pub mod layout;
 pub mod limits;
 pub mod manifest;
+pub mod name;
 pub mod part;
+pub mod registries;
+pub mod registry;
 pub mod source;
+pub mod stream;
 
 mod error;
 mod image;
 
 pub use error::OciError;
-pub use image::{Image, Layer, open};
+pub use image::{Image, Layer, Means, open};

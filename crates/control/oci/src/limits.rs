@@ -22,3 +22,17 @@ pub const CONFIG: u64 = 8 << 20;
 pub const ARCHIVE_ENTRIES: usize = 100_000;
 /// Indexes that lead to one another before a manifest comes.
 pub const INDEX_DEPTH: usize = 4;
+/// Layers that are fetched at the same time.
+pub const AT_ONCE: usize = 4;
+/// Redirects of one request.
+pub const REDIRECTS: usize = 5;
+/// Attempts of one request to a registry, the first included.
+pub const ATTEMPTS: u32 = 5;
+/// Times that the rest of one blob is asked for.
+pub const RESUMES: u32 = 20;
+/// Bytes of the answer of a token service, and of an error.
+pub const TOKEN: u64 = 64 << 10;
+/// Bytes per second below which a blob takes too long.
+pub const SLOWEST: u64 = 16 << 10;
+/// Bytes of blobs that stay on disk after a pull, for other images with the same layers.
+pub const KEPT_BLOBS: u64 = 10 << 30;

@@ -6,6 +6,11 @@ use crate::digest::Digest;
 use crate::error::OciError;
 use crate::limits;
 
+/// The kinds of documents that are asked for in a registry.
+pub(crate) const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, \
+    application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
 const INDEXES: [&str; 2] = [
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -21,6 +26,9 @@ const NAME: &str = "org.opencontainers.image.ref.name";
 #[derive(Debug, Clone, Deserialize)]
 pub struct Descriptor {
     pub digest: Digest,
+    /// Bytes of the blob. Some tools leave it out in layouts; a registry must say it.
+    #[serde(default)]
+    pub size: Option<u64>,
     #[serde(default)]
     pub platform: Option<Platform>,
     #[serde(default)]
@@ -62,6 +70,40 @@ impl Platform {
         };
         self.os == wanted.os && self.architecture == wanted.architecture && variant
     }
+}
+
+impl std::str::FromStr for Platform {
+    type Err = PlatformError;
+
+    fn from_str(text: &str) -> Result<Self, PlatformError> {
+        let mut parts = text.split('/').map(str::to_owned);
+        let (os, architecture, variant) = (parts.next(), parts.next(), parts.next());
+        let valid = |part: &String| {
+            !part.is_empty() && part.len() <= 64 && part.bytes().all(|b| b.is_ascii_alphanumeric())
+        };
+        match (os.filter(valid), architecture.filter(valid)) {
+            (Some(os), Some(architecture))
+                if parts.next().is_none() && variant.as_ref().is_none_or(valid) =>
+            {
+                Ok(Self {
+                    os,
+                    architecture,
+                    variant,
+                })
+            }
+            _ => Err(PlatformError {
+                text: text.chars().take(100).collect(),
+            }),
+        }
+    }
+}
+
+/// Text that is not a platform.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{text:?} is not a platform of the form OS/ARCHITECTURE[/VARIANT]")]
+pub struct PlatformError {
+    /// The start of the text.
+    pub text: String,
 }
 
 impl std::fmt::Display for Platform {

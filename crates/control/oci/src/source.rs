@@ -5,6 +5,11 @@
 //! oci-archive:FILE[:NAME]      an OCI layout in a tar archive
 //! docker-archive:FILE[:NAME]   what `docker save` writes
 //! tar:FILE                     a plain root file system
+//! dir:FOLDER                   a root file system in a folder
+//! docker-daemon:NAME           an image of a running Docker
+//! podman:NAME                  an image of a running Podman
+//! -                            an archive of any of these kinds, on standard input
+//! [docker://]NAME              an image in a registry
 //! ```
 
 use std::fmt;
@@ -12,6 +17,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use thiserror::Error;
+
+use crate::engine::Engine;
+use crate::name::{ImageName, NameError};
 
 /// Where an image lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,15 +35,26 @@ pub enum Source {
     DockerArchive { file: PathBuf, name: Option<String> },
     /// A root file system without a configuration.
     Tar { file: PathBuf },
+    /// The same, in a folder.
+    Folder { folder: PathBuf },
+    /// An image of an engine that runs on this host.
+    Engine { engine: Engine, name: String },
+    /// An archive on standard input.
+    Stdin,
+    /// An image in a registry.
+    Registry(ImageName),
 }
 
 /// Text that names no source.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SourceError {
     #[error(
-        "{text:?} names no kind of source; write oci:, oci-archive:, docker-archive: or tar: and a path"
+        "{text:?} is neither the name of an image nor a source; write NAME:TAG, or oci:, oci-archive:, \
+         docker-archive:, tar: or dir: and a path, or docker-daemon: or podman: and a name, or -"
     )]
     NoKind { text: String },
+    #[error("the image cannot be looked for")]
+    Name(#[from] NameError),
     #[error("{kind}: names no path")]
     NoPath { kind: &'static str },
 }
@@ -60,6 +79,28 @@ impl FromStr for Source {
         if let Some(rest) = split("tar") {
             let file = path("tar", rest)?;
             return Ok(Self::Tar { file });
+        }
+        if let Some(rest) = split("dir") {
+            let folder = path("dir", rest)?;
+            return Ok(Self::Folder { folder });
+        }
+        for engine in [Engine::Docker, Engine::Podman] {
+            if let Some(name) = split(engine.kind()) {
+                if name.is_empty() {
+                    return Err(SourceError::NoPath {
+                        kind: engine.kind(),
+                    });
+                }
+                let name = name.to_owned();
+                return Ok(Self::Engine { engine, name });
+            }
+        }
+        if text == "-" {
+            return Ok(Self::Stdin);
+        }
+        // A plain word is the name of a recipe or of an image on this host.
+        if text.contains([':', '/', '@']) {
+            return Ok(Self::Registry(text.parse()?));
         }
         Err(SourceError::NoKind {
             text: text.chars().take(200).collect(),
@@ -86,17 +127,29 @@ fn path(kind: &'static str, text: &str) -> Result<PathBuf, SourceError> {
 impl Source {
     /// A short name for the image, from the name or the file.
     pub fn short_name(&self) -> String {
-        let (path, name) = match self {
-            Self::Layout { folder, name } => (folder, name.as_deref()),
-            Self::OciArchive { file, name } | Self::DockerArchive { file, name } => {
-                (file, name.as_deref())
-            }
-            Self::Tar { file } => (file, None),
+        let stem = |path: &std::path::Path| {
+            let stem = path.file_stem().map(|stem| stem.to_string_lossy());
+            stem.unwrap_or_default().into_owned()
         };
-        let stem = path.file_stem().map(|stem| stem.to_string_lossy());
-        let text = match name {
-            Some(name) => name.rsplit('/').next().unwrap_or(name).to_owned(),
-            None => stem.unwrap_or_default().into_owned(),
+        let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
+        let text = match self {
+            Self::Layout {
+                name: Some(name), ..
+            }
+            | Self::OciArchive {
+                name: Some(name), ..
+            }
+            | Self::DockerArchive {
+                name: Some(name), ..
+            }
+            | Self::Engine { name, .. } => last(name),
+            Self::Layout { folder: path, .. }
+            | Self::OciArchive { file: path, .. }
+            | Self::DockerArchive { file: path, .. }
+            | Self::Tar { file: path }
+            | Self::Folder { folder: path } => stem(path),
+            Self::Stdin => "image".into(),
+            Self::Registry(name) => name.short(),
         };
         let mut short: String = text
             .chars()
@@ -121,6 +174,10 @@ impl fmt::Display for Source {
             Self::OciArchive { file, name } => ("oci-archive", file, name.as_deref()),
             Self::DockerArchive { file, name } => ("docker-archive", file, name.as_deref()),
             Self::Tar { file } => ("tar", file, None),
+            Self::Folder { folder } => ("dir", folder, None),
+            Self::Engine { engine, name } => return write!(f, "{}:{name}", engine.kind()),
+            Self::Stdin => return f.write_str("-"),
+            Self::Registry(name) => return name.fmt(f),
         };
         write!(f, "{kind}:{}", path.display())?;
         name.map_or(Ok(()), |name| write!(f, ":{name}"))
@@ -139,6 +196,12 @@ mod tests {
             "oci-archive:x.tar:a:b",
             "docker-archive:x.tar:python:3",
             "tar:root.tar",
+            "dir:/a/b",
+            "docker-daemon:app:1",
+            "podman:localhost/app:1",
+            "-",
+            "python:3-slim",
+            "registry.example:5000/a/b:1",
         ] {
             let source: Source = text.parse().unwrap();
             assert_eq!(source.to_string(), text);
@@ -147,8 +210,10 @@ mod tests {
 
     #[test]
     fn what_names_nothing_is_refused_with_the_kinds() {
-        let error = "python:3".parse::<Source>().unwrap_err();
+        let error = "python-numpy".parse::<Source>().unwrap_err();
         assert!(error.to_string().contains("oci-archive:"), "{error}");
+        let error = "Python:3".parse::<Source>().unwrap_err();
+        assert!(matches!(error, SourceError::Name(_)), "{error}");
         assert_eq!(
             "tar:".parse::<Source>(),
             Err(SourceError::NoPath { kind: "tar" })
@@ -161,5 +226,7 @@ mod tests {
         assert_eq!(name("oci:/x/y:library/Python:3"), "python-3");
         assert_eq!(name("docker-archive:/x/My App.tar"), "my-app");
         assert_eq!(name("tar:/x/_.tar"), "image_");
+        assert_eq!(name("registry.example/a/python:3-slim"), "python-3-slim");
+        assert_eq!(name("podman:localhost/app:1"), "app-1");
     }
 }

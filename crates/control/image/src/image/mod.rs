@@ -111,19 +111,39 @@ pub fn build(
     let parts = [LAYOUT, &recipe.fingerprint(), &source.fingerprint()];
     let question = Key::new(recipe.name.as_str(), &parts);
     let folder = cache.answer(Kind::Image, &question, refresh, progress, |staging| {
-        let work = staging.join("work");
-        std::fs::create_dir(&work).map_err(io_error("make the folder", &work))?;
-        let root = source
-            .fetch(&work, progress)
-            .map_err(|source| ImageError::Root {
-                name: recipe.name.to_string(),
-                source,
-            })?;
-        let key = write(recipe, root, staging, progress)?;
-        std::fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
-        Ok::<_, ImageError>(key)
+        make(recipe, source, staging, progress)
     })?;
     Image::open(&folder)
+}
+
+/// Builds an image in an empty folder, without the cache.
+pub fn build_in(
+    folder: &Path,
+    recipe: &Recipe,
+    source: &impl RootSource,
+    progress: &Progress,
+) -> Result<Image, ImageError> {
+    make(recipe, source, folder, progress)?;
+    Image::open(folder)
+}
+
+fn make(
+    recipe: &Recipe,
+    source: &impl RootSource,
+    folder: &Path,
+    progress: &Progress,
+) -> Result<Key, ImageError> {
+    let work = folder.join("work");
+    std::fs::create_dir(&work).map_err(io_error("make the folder", &work))?;
+    let root = source
+        .fetch(&work, progress)
+        .map_err(|source| ImageError::Root {
+            name: recipe.name.to_string(),
+            source,
+        })?;
+    let key = write(recipe, root, folder, progress)?;
+    std::fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
+    Ok(key)
 }
 
 /// Completes the tree, and writes the disk and the record.

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use forkd_oci::digest::Digest;
 use forkd_oci::layer::{self, Budget};
-use forkd_oci::manifest::Platform;
 use forkd_oci::source::Source;
-use forkd_oci::{Image, Layer, OciError};
+use forkd_oci::{Image, Layer, Means, OciError};
 use thiserror::Error;
 
 use super::layer::{LayerError, Layers};
@@ -57,16 +57,30 @@ pub struct OciRoot {
 }
 
 impl OciRoot {
-    /// Finds the image. Its layers are read by [`RootSource::fetch`].
-    pub fn open(source: &Source, wanted: &Platform) -> Result<Self, OciRootError> {
-        let name = source.to_string();
-        match forkd_oci::open(source, wanted) {
+    /// Finds the image, and fetches it if it is in a registry. Its layers are read by [`RootSource::fetch`].
+    pub fn open(source: &Source, means: Means<'_>) -> Result<Self, OciRootError> {
+        let full = match source {
+            Source::Registry(name) => means.registries.complete(name).ok(),
+            _ => None,
+        };
+        let name = full.map_or_else(|| source.to_string(), |name| name.to_string());
+        match forkd_oci::open(source, means) {
             Ok(image) => Ok(Self { name, image }),
             Err(source) => Err(OciRootError::Image {
                 image: name,
                 source,
             }),
         }
+    }
+
+    /// The image with its registry, as it is recorded.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Names the content.
+    pub fn digest(&self) -> Digest {
+        self.image.digest
     }
 
     fn unpack(
@@ -121,6 +135,7 @@ impl OciRoot {
                 cmd: config.cmd.clone(),
                 ports: config.ports.clone(),
                 stop_signal: config.stop_signal.clone(),
+                healthcheck: config.healthcheck.clone(),
             },
         })
     }

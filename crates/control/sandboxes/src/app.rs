@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
+use forkd_types::{Mode, Policy};
 use forkd_vmm_link::{Endings, SpawnerError};
 use forkd_vmm_proto::Shape;
 use tokio::sync::{Semaphore, mpsc};
@@ -17,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::error::{Error, chain};
 use crate::events::Events;
-use crate::launch::{Demand, Dirs, Launcher};
+use crate::launch::{Demand, Dirs, Launcher, NetLauncher};
 use crate::limits::{CutSlot, Limits};
+use crate::ops::images::{self, Operations};
 use crate::ops::writing::WritingTags;
 use crate::owners::SnapshotOwners;
 use crate::private::{passage_dir, private_dir};
@@ -36,6 +38,8 @@ pub struct App {
     pub store: Store,
     /// Where VMM processes come from.
     pub launcher: Launcher,
+    /// The network engine.
+    pub net: NetLauncher,
     /// Where the files of VMs go.
     pub dirs: Dirs,
     pub sandboxes: Registry,
@@ -54,6 +58,8 @@ pub struct App {
     pub demand: Demand,
     /// The daemon is about to stop.
     pub stopping: CancellationToken,
+    /// Fetches of images.
+    pub operations: Operations,
     /// One at a time for each workspace.
     pub workspace_locks: crate::ops::workspaces::Locks,
 }
@@ -78,6 +84,8 @@ impl App {
         let store = Store::open(&config.data_dir)
             .context("the store cannot be opened")?
             .with_limit(config.store_limit_bytes);
+        images::sweep(&store.layout().images(), &store.layout().fetching())
+            .context("unfinished images cannot be removed")?;
         let touched = config.data_dir.join("touched");
         let touched = Touched::open(touched.clone())
             .with_context(|| format!("cannot use {}", touched.display()))?;
@@ -93,9 +101,11 @@ impl App {
         let (endings, receiver) = mpsc::unbounded_channel();
         let launcher = Launcher::new(
             config.spawn_program.clone(),
+            config.engine_arguments(),
             config.run_dir.join("spawn.sock"),
             endings,
         );
+        let net = NetLauncher::new(config.network.clone(), config.run_dir.join("net.sock"));
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let limits = Limits::new(&config);
         let owners = SnapshotOwners::open(&db).context("the owners of snapshots cannot be read")?;
@@ -104,6 +114,7 @@ impl App {
             db,
             store,
             launcher,
+            net,
             dirs,
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
@@ -117,6 +128,7 @@ impl App {
             start_slots: Semaphore::new(starts_at_once(cpus)),
             demand: Demand::default(),
             stopping: CancellationToken::new(),
+            operations: Operations::default(),
             workspace_locks: crate::ops::workspaces::Locks::default(),
         });
         Ok((app, receiver))
@@ -129,7 +141,9 @@ impl App {
             | EventKind::SandboxFailed
             | EventKind::SandboxDeleted
             | EventKind::SandboxBranched
-            | EventKind::SandboxRolledBack => {
+            | EventKind::SandboxRolledBack
+            | EventKind::NetworkDenied
+            | EventKind::NetworkReset => {
                 let sandbox = self.sandboxes.get(&object.parse().ok()?).ok()?;
                 Some(sandbox.owner())
             }
@@ -189,6 +203,34 @@ impl App {
         Ok(())
     }
 
+    /// Refuses if the network engine is not installed.
+    pub fn need_network(&self) -> Result<(), Error> {
+        if self.net.is_installed() {
+            return Ok(());
+        }
+        Err(Error::hinted(
+            ErrorCode::NetworkUnavailable,
+            "this host has no network engine, so sandboxes have no network",
+            "install forkd-net beside forkd-controller, or use the network mode none",
+        ))
+    }
+
+    /// Refuses a policy that this host cannot serve.
+    pub fn check_network(&self, policy: &Policy) -> Result<(), Error> {
+        match policy.mode() {
+            Mode::None => Ok(()),
+            Mode::Public | Mode::Open | Mode::Custom => self.need_network(),
+        }
+    }
+
+    /// The policy of a sandbox whose request names none. A host without the engine has the mode `none` only.
+    pub fn default_network(&self) -> Policy {
+        match self.net.is_installed() {
+            true => self.config.network.default.clone(),
+            false => Policy::none(),
+        }
+    }
+
     /// Stores a change that has already happened to a sandbox, and returns whether that succeeded. A
     /// failure cannot be reported to a client, so it goes to the log.
     pub async fn write_down(&self, record: SandboxRecord) -> bool {
@@ -245,7 +287,7 @@ impl App {
     /// Drops volatile content that nothing uses, here and with `forkd-spawn`.
     pub async fn drop_volatile(&self) -> Result<(), Error> {
         let gone = self.store.drop_unheld_volatile();
-        Ok(self.launcher.release(&gone).await?)
+        Ok(self.launcher.release(gone).await?)
     }
 
     /// Keeps shells of the shape that was used last, in place of those of another. Recent bursts decide how many.

@@ -7,11 +7,12 @@ use std::io;
 use std::path::PathBuf;
 
 use forkd_agent_client::Error as ClientError;
-use forkd_api::ErrorCode;
+use forkd_api::{ErrorCode, InvalidNetwork};
+use forkd_hub::{HubError, Kind};
 use forkd_store::StoreError;
 pub use forkd_types::chain;
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_link::{SpawnerError, VmmCallError};
+use forkd_vmm_link::{NetEngineError, SpawnerError, VmmCallError};
 use forkd_vmm_proto::spawn::SpawnError;
 use forkd_vmm_proto::{MAX_FDS, TooManyFds, VmmErrorCode};
 use thiserror::Error;
@@ -43,9 +44,23 @@ pub enum Error {
         #[source]
         source: StoreError,
     },
+    /// An artifact cannot be written, read or trusted.
+    #[error("{action}")]
+    Hub {
+        /// The failed step, as the message of this error.
+        action: String,
+        #[source]
+        source: HubError,
+    },
     /// No VMM process could be had.
     #[error("no microVM process could be started")]
     Spawner(#[from] SpawnerError),
+    /// The network engine failed or refused.
+    #[error("the network engine cannot serve the sandbox")]
+    Network(#[from] NetEngineError),
+    /// The policy of a request is invalid.
+    #[error("the network policy is invalid")]
+    Policy(#[from] InvalidNetwork),
     /// The VMM said no.
     #[error("{action}")]
     Vmm {
@@ -133,6 +148,12 @@ impl Error {
         move |source| Self::Store { action, source }
     }
 
+    /// Puts what was tried to the error of an artifact.
+    pub fn hub(action: impl Into<String>) -> impl FnOnce(HubError) -> Self {
+        let action = action.into();
+        move |source| Self::Hub { action, source }
+    }
+
     /// Puts what was tried to what the VMM said.
     pub fn vmm(action: &'static str) -> impl FnOnce(VmmCallError) -> Self {
         move |source| Self::Vmm { action, source }
@@ -175,9 +196,12 @@ impl Error {
             Self::NoSandbox { .. } => ErrorCode::SandboxNotFound,
             Self::StillWriting { .. } => ErrorCode::SnapshotNotReady,
             Self::Store { source, .. } => store_code(source),
+            Self::Hub { source, .. } => hub_code(source),
             Self::Spawner(source) => spawner_code(source),
             Self::Vmm { source, .. } => vmm_code(source),
             Self::Agent { source, .. } => agent_code(source),
+            Self::Network(_) => ErrorCode::NetworkUnavailable,
+            Self::Policy(_) => ErrorCode::PolicyInvalid,
             Self::Timeout { .. } => ErrorCode::Timeout,
             Self::Gone { .. } => ErrorCode::SandboxGone,
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
@@ -198,8 +222,15 @@ impl Error {
                 Some("wait until GET /v1/snapshots (forkd images) shows it as ready".into())
             }
             Self::Store { source, .. } => store_hint(source),
+            Self::Hub { source, .. } => source.hint(),
             Self::Agent { .. } if self.code() == ErrorCode::AgentUnreachable => {
                 Some("the console may say why: GET /v1/sandboxes/{id}/logs (forkd logs ID)".into())
+            }
+            Self::Network(_) => {
+                Some("the daemon starts forkd-net again; `forkd doctor` says why it does not answer".into())
+            }
+            Self::Policy(_) => {
+                Some("a rule is \"allow HOST:PORT\" or \"deny HOST:PORT\"; HOST is a name, *.name, an address, a range or one of public, private, host, metadata, reserved".into())
             }
             _ => None,
         }
@@ -273,6 +304,22 @@ fn store_hint(error: &StoreError) -> Option<String> {
     })
 }
 
+fn hub_code(error: &HubError) -> ErrorCode {
+    match error.kind() {
+        Kind::Invalid => ErrorCode::InvalidArtifact,
+        Kind::Digest => ErrorCode::DigestMismatch,
+        Kind::Untrusted => ErrorCode::UntrustedSignature,
+        Kind::Incompatible => ErrorCode::SnapshotIncompatible,
+        Kind::Secrets => ErrorCode::ContainsSecrets,
+        Kind::NotFound => ErrorCode::SnapshotNotFound,
+        Kind::NoSpace => ErrorCode::NoSpace,
+        // A stream that breaks off is the client's, and so is a request that it gave up.
+        Kind::Cancelled => ErrorCode::InvalidRequest,
+        Kind::Io if matches!(error, HubError::Stream(_)) => ErrorCode::InvalidRequest,
+        Kind::Io => ErrorCode::Internal,
+    }
+}
+
 fn spawner_code(error: &SpawnerError) -> ErrorCode {
     match error {
         SpawnerError::Refused(SpawnError::OtherEngine { .. }) => ErrorCode::SnapshotIncompatible,
@@ -293,6 +340,7 @@ fn vmm_code(error: &VmmCallError) -> ErrorCode {
             VmmErrorCode::NoSpace => ErrorCode::NoSpace,
             VmmErrorCode::NoCheckpoint => ErrorCode::CheckpointNotFound,
             VmmErrorCode::TooMany => ErrorCode::LimitReached,
+            VmmErrorCode::Unsupported => ErrorCode::Unsupported,
             VmmErrorCode::BadKernel => ErrorCode::InvalidRequest,
             _ => ErrorCode::LaunchFailed,
         },

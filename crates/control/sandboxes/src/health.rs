@@ -101,6 +101,13 @@ async fn problems(app: Arc<App>) -> Vec<Problem> {
         Ok(Err(error)) => add("forkd-spawn does not work", Some(chain(&error))),
         Err(_) => add("forkd-spawn does not answer", None),
     }
+    if app.net.is_installed() {
+        match tokio::time::timeout(PATIENCE, app.net.totals()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => add("forkd-net does not work", Some(chain(&error))),
+            Err(_) => add("forkd-net does not answer", None),
+        }
+    }
     if let Ok(fs) = rustix::fs::statvfs(app.store.layout().root())
         && fs.f_bavail.saturating_mul(fs.f_frsize) < LITTLE_SPACE
     {

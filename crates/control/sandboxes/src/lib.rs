@@ -20,6 +20,7 @@ pub mod host_limits;
 pub mod launch;
 pub mod limits;
 pub mod metrics;
+pub mod node;
 pub mod ops;
 pub mod owners;
 pub mod private;

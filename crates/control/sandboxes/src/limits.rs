@@ -6,6 +6,7 @@
 //! those of reservations, never of what happens to be registered, so requests in parallel cannot pass a limit together.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_api::ErrorCode;
@@ -14,11 +15,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::node::Room;
 
 /// Host memory in MiB that a starting child needs at least: the pages it writes until it is ready, and its VMM.
 const CHILD_MIB: u64 = 12;
 /// Checks and compactions of the store that may run at once: each reads a large part of it.
 const MAINTENANCE: usize = 1;
+/// Snapshots that may be packed or unpacked at once: each reads or writes whole machines.
+const TRANSFERS: usize = 4;
 
 /// The limits, and what is reserved under them.
 #[derive(Debug)]
@@ -32,6 +36,8 @@ pub struct Limits {
     cuts: Arc<Semaphore>,
     builds: Arc<Semaphore>,
     maintenance: Arc<Semaphore>,
+    transfers: Arc<Semaphore>,
+    draining: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -55,6 +61,27 @@ impl Limits {
             cuts: Arc::new(Semaphore::new(config.branch_concurrency)),
             builds: Arc::new(Semaphore::new(config.max_builds)),
             maintenance: Arc::new(Semaphore::new(MAINTENANCE)),
+            transfers: Arc::new(Semaphore::new(TRANSFERS)),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes no new VM from now on, or takes them again.
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Relaxed);
+    }
+
+    /// The reserved and the free part of the host.
+    pub fn room(&self) -> Room {
+        let memory = Memory::of_host().unwrap_or_default();
+        let counts = self.lock();
+        let taken = self.reserve_mib + counts.promised_mib;
+        Room {
+            vms: counts.vms as u64,
+            max_vms: self.max_vms as u64,
+            memory_mib: memory.total_mib,
+            free_mib: memory.available_mib.saturating_sub(taken),
+            draining: self.draining.load(Ordering::Relaxed),
         }
     }
 
@@ -143,6 +170,19 @@ impl Limits {
         Ok(MaintenanceSlot(slot))
     }
 
+    /// A turn at packing or unpacking a snapshot.
+    pub fn transfer(&self) -> Result<TransferSlot, Error> {
+        let slot = Arc::clone(&self.transfers).try_acquire_owned();
+        let slot = slot.map_err(|_| {
+            Error::hinted(
+                ErrorCode::Busy,
+                format!("{TRANSFERS} snapshots are being packed or unpacked, that is the limit"),
+                "try again when one of them has ended",
+            )
+        })?;
+        Ok(TransferSlot(slot))
+    }
+
     /// Refuses when the store is above its limit. The store keeps a running total, so this reads no disk.
     pub fn store_room(&self, store: &Store) -> Result<(), Error> {
         store
@@ -162,6 +202,13 @@ impl Limits {
         mib_each: u64,
         available: Option<u64>,
     ) -> Result<Vec<VmSlot>, Error> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Err(Error::hinted(
+                ErrorCode::ShuttingDown,
+                "this host is drained and takes no new sandboxes",
+                "use another host, or end the drain with PATCH /v1/node",
+            ));
+        }
         let mut counts = self.lock();
         if counts.vms + count > self.max_vms {
             return Err(Error::hinted(
@@ -268,14 +315,35 @@ pub struct MaintenanceSlot(
     #[expect(dead_code, reason = "held until dropped")] OwnedSemaphorePermit,
 );
 
+/// A snapshot that is being packed or unpacked.
+#[derive(Debug)]
+pub struct TransferSlot(#[expect(dead_code, reason = "held until dropped")] OwnedSemaphorePermit);
+
 /// Memory that programs could still get.
 fn available_mib() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib / 1024)
+    Memory::of_host().map(|memory| memory.available_mib)
+}
+
+/// The memory of the host.
+#[derive(Debug, Clone, Copy, Default)]
+struct Memory {
+    total_mib: u64,
+    available_mib: u64,
+}
+
+impl Memory {
+    fn of_host() -> Option<Self> {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let mib = |name: &str| -> Option<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+            Some(kib / 1024)
+        };
+        Some(Self {
+            total_mib: mib("MemTotal:")?,
+            available_mib: mib("MemAvailable:")?,
+        })
+    }
 }
 
 #[cfg(test)]

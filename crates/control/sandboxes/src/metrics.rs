@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forkd_vmm_proto::COUNTERS;
 use futures::future::join_all;
-use metrics::gauge;
+use metrics::{counter, gauge};
 use tokio::sync::oneshot;
 
 use crate::app::App;
@@ -31,21 +32,22 @@ async fn memory(app: &Arc<App>) -> Result<(u64, u64), Error> {
 }
 
 /// How long a scrape waits for the counters of all VMMs together.
-const COUNTERS: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Sums of the device counters over the VMs that answer in time. A VM that ends takes its counts along, so the sums are
-/// gauges. Names come from a closed list, however hostile a VMM is.
+/// gauges. Names come from a closed list, however hostile a VMM is, and every name of the list has a sum: a gauge that is
+/// not set keeps the counts of VMs that have ended.
 async fn devices(app: &App) -> BTreeMap<(&'static str, &'static str), u64> {
     let asked = app.sandboxes.list().into_iter().map(|sandbox| async move {
         let (sender, counters) = oneshot::channel();
         sandbox.ask(Ask::Counters(sender)).ok()?;
-        tokio::time::timeout(COUNTERS, counters)
+        tokio::time::timeout(PATIENCE, counters)
             .await
             .ok()?
             .ok()?
             .ok()
     });
-    let mut sums = BTreeMap::new();
+    let mut sums = nothing();
     for counters in join_all(asked).await.into_iter().flatten() {
         for known in counters.known() {
             let sum: &mut u64 = sums.entry((known.device, known.info.name)).or_default();
@@ -53,6 +55,33 @@ async fn devices(app: &App) -> BTreeMap<(&'static str, &'static str), u64> {
         }
     }
     sums
+}
+
+/// Every counter of every device at zero.
+fn nothing() -> BTreeMap<(&'static str, &'static str), u64> {
+    let names = COUNTERS
+        .iter()
+        .flat_map(|info| info.devices.iter().map(|device| (*device, info.name)));
+    names.map(|name| (name, 0)).collect()
+}
+
+/// Counters of the network engine. A host without the engine has none.
+async fn network(app: &App) {
+    if !app.net.is_installed() {
+        return;
+    }
+    let Ok((counters, sandboxes)) = app.net.totals().await else {
+        return;
+    };
+    gauge!("forkd_net_sandboxes").set(f64::from(sandboxes));
+    for (direction, bytes) in [("up", counters.bytes_up), ("down", counters.bytes_down)] {
+        counter!("forkd_net_bytes_total", "direction" => direction).absolute(bytes);
+    }
+    counter!("forkd_net_flows_total").absolute(counters.flows);
+    counter!("forkd_net_denied_total").absolute(counters.denied);
+    counter!("forkd_net_dns_total").absolute(counters.dns);
+    counter!("forkd_net_dns_denied_total").absolute(counters.dns_denied);
+    counter!("forkd_net_resets_total").absolute(counters.resets);
 }
 
 /// Sets the gauges that are read at each scrape, not at each change.
@@ -63,13 +92,13 @@ pub async fn sample(app: &Arc<App>) {
     gauge!("forkd_branches_in_flight").set(app.limits.cuts_under_way() as f64);
     gauge!("forkd_branch_concurrency_cap").set(cap as f64);
     gauge!("forkd_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-    if let Ok(status) = app.launcher.status().await {
-        let ready: u32 = status.pools.iter().map(|pool| pool.ready).sum();
-        let depth: u32 = status.pools.iter().map(|pool| pool.depth).sum();
-        gauge!("forkd_pool_ready").set(f64::from(ready));
-        gauge!("forkd_pool_depth").set(f64::from(depth));
-        gauge!("forkd_vms_live").set(f64::from(status.live));
-    }
+    // Without `forkd-spawn` there is no VM.
+    let status = app.launcher.status().await.unwrap_or_default();
+    let ready: u32 = status.pools.iter().map(|pool| pool.ready).sum();
+    let depth: u32 = status.pools.iter().map(|pool| pool.depth).sum();
+    gauge!("forkd_pool_ready").set(f64::from(ready));
+    gauge!("forkd_pool_depth").set(f64::from(depth));
+    gauge!("forkd_vms_live").set(f64::from(status.live));
     if let Ok(usage) = snapshots::usage(app).await {
         gauge!("forkd_store_bytes").set(usage.physical_bytes as f64);
         gauge!("forkd_store_free_bytes").set(usage.free_bytes as f64);
@@ -78,6 +107,7 @@ pub async fn sample(app: &Arc<App>) {
         gauge!("forkd_memory_own_bytes").set(own as f64);
         gauge!("forkd_memory_shared_bytes").set(shared as f64);
     }
+    network(app).await;
     for ((device, counter), sum) in devices(app).await {
         gauge!("forkd_vmm_device", "device" => device, "counter" => counter).set(sum as f64);
     }

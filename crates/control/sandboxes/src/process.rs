@@ -1,6 +1,7 @@
-//! Memory and processor time of a process, as the kernel counts them.
+//! Memory, processor time and disk traffic of a process, as the kernel counts them.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 /// Ticks of `/proc/PID/stat` in a second; the kernel's interface fixes them.
 const TICKS: u64 = 100;
@@ -23,6 +24,72 @@ pub fn usage(pid: u32) -> Usage {
         own_bytes: sum(&rollup, &["Private_Clean:", "Private_Dirty:"]),
         shared_bytes: sum(&rollup, &["Shared_Clean:", "Shared_Dirty:"]),
         cpu_us: cpu_us(&stat).unwrap_or_default(),
+    }
+}
+
+/// Where cgroup v2 may be mounted.
+const GROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// Memory and traffic that the cgroup of a process is charged for. A part that the host does not count is `None`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Charges {
+    pub memory_bytes: Option<u64>,
+    /// Bytes read from disks.
+    pub read_bytes: Option<u64>,
+    /// Bytes written to disks.
+    pub written_bytes: Option<u64>,
+}
+
+/// Reads the charges of a process that has a cgroup of its own; a process in the cgroup of the daemon has none.
+pub fn charges(pid: u32) -> Charges {
+    group_of(&pid.to_string()).map_or_else(Charges::default, |group| charges_of(&group))
+}
+
+/// The cgroup of a process, unless it is that of this one.
+fn group_of(pid: &str) -> Option<PathBuf> {
+    let path = |pid: &str| {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        Some(line.to_owned())
+    };
+    let own = path("self");
+    let path = path(pid).filter(|path| Some(path) != own.as_ref())?;
+    let mount = GROUPS
+        .iter()
+        .find(|mount| Path::new(mount).join("cgroup.controllers").exists())?;
+    Some(Path::new(mount).join(path))
+}
+
+/// Memory that the cgroup of a process holds and that the kernel cannot write back; `None` if it is not counted.
+pub fn held_bytes(pid: u32) -> Option<u64> {
+    let group = group_of(&pid.to_string())?;
+    held(&fs::read_to_string(group.join("memory.stat")).ok()?)
+}
+
+fn held(stat: &str) -> Option<u64> {
+    let value = |name: &str| {
+        stat.lines().find_map(|line| {
+            line.strip_prefix(name)?
+                .strip_prefix(' ')?
+                .parse::<u64>()
+                .ok()
+        })
+    };
+    Some(value("anon")? + value("shmem")? + value("kernel").unwrap_or(0))
+}
+
+fn charges_of(group: &Path) -> Charges {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+    let io = read("io.stat");
+    let total = |key: &str| {
+        let words = io.as_ref()?.split_whitespace();
+        let values = words.filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok());
+        Some(values.sum())
+    };
+    Charges {
+        memory_bytes: read("memory.current").and_then(|text| text.trim().parse().ok()),
+        read_bytes: total("rbytes="),
+        written_bytes: total("wbytes="),
     }
 }
 
@@ -63,6 +130,35 @@ mod tests {
         let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0";
         assert_eq!(cpu_us(stat), Some(2_000_000));
         assert_eq!(cpu_us(""), None);
+    }
+
+    #[test]
+    fn the_charges_of_a_group_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(charges_of(dir.path()), Charges::default());
+        fs::write(dir.path().join("memory.current"), "4096\n").unwrap();
+        let io = "8:0 rbytes=10 wbytes=1 rios=7\n8:16 rbytes=5 wbytes=2 rios=7\n";
+        fs::write(dir.path().join("io.stat"), io).unwrap();
+        let charges = charges_of(dir.path());
+        assert_eq!(charges.memory_bytes, Some(4096));
+        assert_eq!(
+            (charges.read_bytes, charges.written_bytes),
+            (Some(15), Some(3))
+        );
+    }
+
+    #[test]
+    fn memory_that_stays_is_told_from_the_page_cache() {
+        let stat = "anon 10\nfile 500\nkernel 3\nkernel_stack 1\nshmem 7\nanon_thp 99\n";
+        assert_eq!(held(stat), Some(20));
+        assert_eq!(held("anon 10\nshmem 7\n"), Some(17));
+        assert_eq!(held(""), None);
+    }
+
+    #[test]
+    fn a_process_in_the_group_of_the_daemon_has_no_charges() {
+        assert_eq!(charges(std::process::id()), Charges::default());
+        assert_eq!(charges(u32::MAX), Charges::default());
     }
 
     #[test]

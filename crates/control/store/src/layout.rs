@@ -71,6 +71,16 @@ impl Layout {
         self.root.join("images")
     }
 
+    /// Images that are being fetched.
+    pub fn fetching(&self) -> PathBuf {
+        self.root.join("downloads/fetching")
+    }
+
+    /// Layers of container images, as they arrived.
+    pub fn downloaded(&self) -> PathBuf {
+        self.root.join("downloads/blobs")
+    }
+
     /// Kernels.
     pub fn kernels(&self) -> PathBuf {
         self.root.join("kernels")

@@ -177,8 +177,18 @@ pub enum Origin {
         /// Which one.
         from: Tag,
     },
-    /// It was unpacked from a file.
-    Import,
+    /// It was unpacked from an artifact.
+    Import {
+        /// Digest of the artifact's manifest.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        artifact: String,
+        /// Who signed the artifact, if that was checked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signer: Option<String>,
+        /// The parent was booted from the base of its disks.
+        #[serde(default)]
+        booted: bool,
+    },
 }
 
 /// Versions of the programs that wrote a snapshot.
@@ -326,6 +336,17 @@ pub(crate) mod tests {
         assert_eq!(read, manifest);
         assert_eq!(read.digest(), manifest.digest());
         assert_eq!(manifest.blobs().len(), 4);
+    }
+
+    #[test]
+    fn an_import_without_details_is_read() {
+        let origin: Origin = serde_json::from_str(r#"{"kind":"import"}"#).unwrap();
+        let bare = Origin::Import {
+            artifact: String::new(),
+            signer: None,
+            booted: false,
+        };
+        assert_eq!(origin, bare);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
@@ -35,6 +36,12 @@ pub enum SpawnerError {
     /// It could not be asked.
     #[error("forkd-spawn does not answer")]
     Link(#[from] LinkError),
+    /// The answer did not come in time. The connection is of no more use.
+    #[error("forkd-spawn has not answered for {} s", after.as_secs())]
+    Late {
+        /// The deadline that has passed.
+        after: Duration,
+    },
     /// It said no.
     #[error("forkd-spawn refused")]
     Refused(#[source] SpawnError),
@@ -74,6 +81,11 @@ pub struct Ended {
     pub how: HowEnded,
 }
 
+/// How long `forkd-spawn` may take for an answer that needs no new process.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long it may take to start the VMMs of one batch.
+const TAKE: Duration = Duration::from_secs(300);
+
 /// What the kernel calls the program's process.
 const PROGRAM: &str = "forkd-spawn";
 
@@ -81,9 +93,11 @@ const PROGRAM: &str = "forkd-spawn";
 #[derive(Debug)]
 pub struct Spawner {
     link: Link<FromSpawn>,
-    engine: Engine,
+    engines: Vec<Engine>,
     walls: Walls,
     missing: Vec<MissingWall>,
+    /// The deadline of answers that need no new process.
+    answer: Duration,
 }
 
 impl Incoming for FromSpawn {
@@ -108,13 +122,18 @@ impl Incoming for FromSpawn {
 /// Ends the `forkd-spawn` that listens there, and with it the VMs it has. Answers when it is gone. Whoever else listens is
 /// left alone.
 pub fn end_spawner(path: &Path) -> io::Result<()> {
+    end_listener(path, PROGRAM)
+}
+
+/// Kills the process of this name that listens at the path and waits for its end. A process of another name is left alone.
+pub(crate) fn end_listener(path: &Path, program: &str) -> io::Result<()> {
     let socket = dial(path)?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()))?;
-    if name.trim_end() != PROGRAM {
+    if name.trim_end() != program {
         let text = format!(
-            "process {} is {name:?}, not {PROGRAM}",
+            "process {} is {name:?}, not {program}",
             pid.as_raw_nonzero()
         );
         return Err(io::Error::other(text));
@@ -130,8 +149,9 @@ pub fn end_spawner(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn dial(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
+/// Connects to a program of this host. Never blocks: a program whose queue of connections is full is an error.
+pub(crate) fn dial(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
@@ -140,6 +160,10 @@ fn dial(path: &Path) -> io::Result<OwnedFd> {
 impl Spawner {
     /// Connects and says hello. The ends of VMs go to the returned stream.
     pub async fn connect(path: &Path) -> Result<(Self, Endings), SpawnerError> {
+        Self::connect_with(path, ANSWER).await
+    }
+
+    async fn connect_with(path: &Path, answer: Duration) -> Result<(Self, Endings), SpawnerError> {
         let failed = |source: io::Error| SpawnerError::Connect {
             path: path.to_owned(),
             source,
@@ -148,21 +172,22 @@ impl Spawner {
         let (link, receiver) = Link::new(socket, 1).map_err(failed)?;
         let mut spawner = Self {
             link,
-            engine: Engine::FORKD,
+            engines: Vec::new(),
             walls: Walls::empty(),
             missing: Vec::new(),
+            answer,
         };
         let hello = SpawnCommand::Hello {
             version: SPAWN_VERSION,
         };
         match spawner.ask(hello).await?.0 {
             SpawnReply::Hello {
-                engine,
+                engines,
                 walls,
                 missing,
                 ..
             } => {
-                spawner.engine = engine;
+                spawner.engines = engines;
                 spawner.walls = walls;
                 spawner.missing = missing;
                 Ok((spawner, Endings { receiver }))
@@ -171,9 +196,9 @@ impl Spawner {
         }
     }
 
-    /// The engine of the VMs that `forkd-spawn` starts.
-    pub fn engine(&self) -> Engine {
-        self.engine
+    /// The engines of the VMs that `forkd-spawn` can start.
+    pub fn engines(&self) -> &[Engine] {
+        &self.engines
     }
 
     /// The walls that stand around every VM.
@@ -242,11 +267,10 @@ impl Spawner {
 
     /// Ends a VM's process. Answers when it is gone.
     pub async fn kill(&self, id: &SandboxId) -> Result<(), SpawnerError> {
-        let kill = self.done(SpawnCommand::Kill { id: id.clone() });
-        let still_there = |_| SpawnerError::StillThere { id: id.clone() };
-        tokio::time::timeout(KILL, kill)
-            .await
-            .map_err(still_there)?
+        match self.done(SpawnCommand::Kill { id: id.clone() }).await {
+            Err(SpawnerError::Late { .. }) => Err(SpawnerError::StillThere { id: id.clone() }),
+            result => result,
+        }
     }
 
     /// Leaves copies of descriptors for a later controller.
@@ -313,10 +337,14 @@ impl Spawner {
         command: SpawnCommand,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(SpawnReply, Vec<OwnedFd>), SpawnerError> {
-        let (answer, fds) = self
-            .link
-            .ask(|seq| SpawnRequest { seq, command }, fds)
-            .await?;
+        let after = match command {
+            SpawnCommand::Take { .. } => TAKE,
+            SpawnCommand::Kill { .. } => KILL,
+            _ => self.answer,
+        };
+        let asked = self.link.ask(|seq| SpawnRequest { seq, command }, fds);
+        let late = |_| SpawnerError::Late { after };
+        let (answer, fds) = tokio::time::timeout(after, asked).await.map_err(late)??;
         match answer {
             FromSpawn::Response { result, .. } => Ok((result.map_err(SpawnerError::Refused)?, fds)),
             FromSpawn::Exited { .. } => Err(LinkError::Closed.into()),
@@ -356,5 +384,66 @@ fn pair(vms: Vec<Vm>, fds: Vec<OwnedFd>) -> impl Iterator<Item = Taken> {
 fn unexpected(reply: SpawnReply) -> SpawnerError {
     SpawnerError::Unexpected {
         reply: Box::new(reply),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use forkd_channel::Channel;
+    use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
+    use rustix::net::{accept, bind, listen, socket};
+
+    use super::*;
+
+    /// Answers one controller's hello, and nothing after it.
+    fn silent(path: &Path) {
+        let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        std::thread::spawn(move || {
+            let connection = Channel::from_fd(accept(&listener).unwrap());
+            let mut packet = vec![0; MAX_MESSAGE];
+            let received = connection.recv(&mut packet).unwrap();
+            let hello: SpawnRequest = decode(&packet[..received.len]).unwrap();
+            let reply = SpawnReply::Hello {
+                version: SPAWN_VERSION,
+                engines: vec![Engine::FORKD],
+                walls: Walls::empty(),
+                missing: Vec::new(),
+            };
+            let answer = FromSpawn::Response {
+                seq: hello.seq,
+                result: Ok(reply),
+            };
+            connection.send(&encode(&answer).unwrap(), &[]).unwrap();
+            // Until the controller has gone.
+            while connection.recv(&mut packet).is_ok() {}
+        });
+    }
+
+    #[tokio::test]
+    async fn a_spawner_that_falls_silent_meets_every_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("spawn.sock");
+        silent(&path);
+        let answer = Duration::from_millis(500);
+        let (spawner, _endings) = Spawner::connect_with(&path, answer).await.unwrap();
+        let name = Digest([1; 32]);
+        let file = tempfile::tempfile().unwrap();
+        let late = [
+            spawner.keep(&[(name, file.as_fd())]).await,
+            spawner.release(&[name]).await,
+            spawner.kept().await.map(drop),
+            spawner.status().await.map(drop),
+            spawner.adopt().await.map(drop),
+        ];
+        for result in late {
+            assert!(
+                matches!(result, Err(SpawnerError::Late { .. })),
+                "{result:?}"
+            );
+        }
     }
 }

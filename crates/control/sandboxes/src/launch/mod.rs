@@ -5,12 +5,16 @@
 
 mod demand;
 mod dirs;
+pub mod engine;
 mod fds;
+mod net;
+mod program;
 mod spawn;
 mod vm;
 
 pub use demand::Demand;
 pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
 pub use fds::{FdList, SnapshotFiles, check_budget};
+pub use net::NetLauncher;
 pub use spawn::{Launcher, StartedVm};
-pub use vm::{BootInput, boot, check_engine, random_mac, restore, shape};
+pub use vm::{BootInput, boot, has_network_words, network_words, random_mac, restore, shape};

@@ -3,24 +3,19 @@
 //! [`Launcher`] starts the program if it does not run, and connects again after a failure. It keeps the pidfd of each
 //! VM, so that a VM can be ended without `forkd-spawn`. A VM whose process is known to live is never reported as ended.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use forkd_api::{Isolation, MissingWall};
 use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_link::{Endings, Process, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{Jail, Limits, SpawnError, SpawnStatus, Vm};
-use tokio::process::Command;
 
-/// How often the connection is tried after the program was started.
-const ATTEMPTS: u32 = 100;
-/// How long to wait between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
+use super::program::{self, NotStarted};
 
 /// A VM that runs or stands ready, and its control socket.
 #[derive(Debug)]
@@ -35,12 +30,16 @@ pub struct StartedVm {
 #[derive(Debug)]
 pub struct Launcher {
     program: PathBuf,
+    /// Arguments of the program beside its socket.
+    arguments: Vec<OsString>,
     socket: PathBuf,
     current: Mutex<Option<Arc<Spawner>>>,
     connecting: tokio::sync::Mutex<()>,
     endings: tokio::sync::mpsc::UnboundedSender<Endings>,
     /// The processes of VMs that were started and not ended by [`Launcher::kill`].
     processes: Mutex<HashMap<SandboxId, Arc<Process>>>,
+    /// Names of kept descriptors that nothing needs and that `forkd-spawn` may still have.
+    unreleased: Mutex<HashSet<Digest>>,
     /// The shape of which shells stand ready.
     ready: tokio::sync::Mutex<Option<Shape>>,
 }
@@ -49,16 +48,19 @@ impl Launcher {
     /// Does not connect yet. Each new connection's stream of ends goes to `endings`.
     pub fn new(
         program: PathBuf,
+        arguments: Vec<OsString>,
         socket: PathBuf,
         endings: tokio::sync::mpsc::UnboundedSender<Endings>,
     ) -> Self {
         Self {
             program,
+            arguments,
             socket,
             current: Mutex::new(None),
             connecting: tokio::sync::Mutex::new(()),
             endings,
             processes: Mutex::default(),
+            unreleased: Mutex::default(),
             ready: tokio::sync::Mutex::new(None),
         }
     }
@@ -68,9 +70,9 @@ impl Launcher {
         &self.socket
     }
 
-    /// The engine that VMs of this host run on.
-    pub async fn engine(&self) -> Result<Engine, SpawnerError> {
-        Ok(self.connected().await?.engine())
+    /// The engines that VMs of this host can run on.
+    pub async fn engines(&self) -> Result<Vec<Engine>, SpawnerError> {
+        Ok(self.connected().await?.engines().to_vec())
     }
 
     /// The walls around every VM.
@@ -137,13 +139,23 @@ impl Launcher {
         self.noted(spawner.keep(files).await)
     }
 
-    /// Closes the kept descriptors of these names.
-    pub async fn release(&self, names: &[Digest]) -> Result<(), SpawnerError> {
+    /// Closes the kept descriptors of these names, and of names whose release failed before.
+    pub async fn release(&self, names: Vec<Digest>) -> Result<(), SpawnerError> {
+        let names: Vec<Digest> = {
+            let mut unreleased = self.unreleased();
+            unreleased.extend(names);
+            unreleased.iter().copied().collect()
+        };
         if names.is_empty() {
             return Ok(());
         }
         let spawner = self.connected().await?;
-        self.noted(spawner.release(names).await)
+        self.noted(spawner.release(&names).await)?;
+        let mut unreleased = self.unreleased();
+        for name in names {
+            unreleased.remove(&name);
+        }
+        Ok(())
     }
 
     /// The descriptors that an earlier daemon left.
@@ -237,7 +249,10 @@ impl Launcher {
 
     /// A connection that failed is not used again.
     fn noted<T>(&self, result: Result<T, SpawnerError>) -> Result<T, SpawnerError> {
-        if matches!(result, Err(SpawnerError::Link(_))) {
+        if matches!(
+            result,
+            Err(SpawnerError::Link(_) | SpawnerError::Late { .. })
+        ) {
             self.disconnected();
         }
         result
@@ -267,6 +282,8 @@ impl Launcher {
                     })?;
                 self.start().await?
             }
+            // One that listens and does not answer still has its VMs: a second one would kill them.
+            Err(late @ SpawnerError::Late { .. }) => return Err(late),
             Err(_) => self.start().await?,
         };
         tracing::info!(walls = ?spawner.walls(), "walls around every VM");
@@ -284,46 +301,32 @@ impl Launcher {
         Ok(spawner)
     }
 
-    /// Starts the program in a process group of its own, so that what ends us does not end it.
     async fn start(&self) -> Result<(Spawner, Endings), SpawnerError> {
-        let failed = |source| SpawnerError::Connect {
-            path: self.program.clone(),
-            source,
-        };
-        let mut child = Command::new(&self.program)
-            .arg("--socket")
-            .arg(&self.socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .map_err(failed)?;
-        tracing::info!(pid = child.id(), program = %self.program.display(), "forkd-spawn started");
-        let mut last = None;
-        for _ in 0..ATTEMPTS {
-            match Spawner::connect(&self.socket).await {
-                Ok(connected) => {
-                    tokio::spawn(async move {
-                        let status = child.wait().await;
-                        tracing::info!(?status, "forkd-spawn ended");
-                    });
-                    return Ok(connected);
-                }
-                Err(error) => last = Some(error),
-            }
-            tokio::select! {
-                status = child.wait() => {
-                    let text = format!("{} ended at once: {status:?}", self.program.display());
-                    return Err(failed(std::io::Error::other(text)));
-                }
-                () = tokio::time::sleep(PAUSE) => {}
-            }
-        }
-        Err(last.unwrap_or_else(|| failed(std::io::ErrorKind::TimedOut.into())))
+        program::start(
+            &self.program,
+            &self.socket,
+            &self.arguments,
+            async |socket: &Path| Spawner::connect(socket).await,
+            |error| matches!(error, SpawnerError::Late { .. }),
+        )
+        .await
+        .map_err(|error| match error {
+            NotStarted::Io(source) => SpawnerError::Connect {
+                path: self.program.clone(),
+                source,
+            },
+            NotStarted::Connect(error) => error,
+        })
     }
 
     fn processes(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Arc<Process>>> {
         self.processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unreleased(&self) -> std::sync::MutexGuard<'_, HashSet<Digest>> {
+        self.unreleased
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

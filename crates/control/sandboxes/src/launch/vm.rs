@@ -1,17 +1,17 @@
 //! Commands that fill a shell: a cold boot from a kernel, or a restore from a snapshot.
 //!
-//! [`boot`] and [`restore`] return when the VM runs; neither waits for the agent. [`check_engine`] refuses a snapshot
-//! whose state only another engine can read.
+//! [`boot`] and [`restore`] return when the VM runs; neither waits for the agent.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 
-use forkd_api::ErrorCode;
+use forkd_net_proto::{GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_PREFIX};
 use forkd_store::{Cpu, Manifest};
 use forkd_types::{Engine, MiB};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{
-    BootSpec, Capability, Command, ConsoleSpec, CpuModel, DiskSpec, NetSpec, RateLimit,
-    RestoreSpec, Shape, VsockSpec,
+    BootSpec, Capability, Command, ConsoleSpec, CpuModel, DiskSpec, NetAttachment, NetBackend,
+    NetSpec, RateLimit, RestoreSpec, Shape, VsockSpec,
 };
 
 use super::dirs::VmFiles;
@@ -20,24 +20,12 @@ use crate::error::Error;
 
 /// The context id of every guest: each VM has a socket device of its own, so they do not meet.
 const GUEST_CID: u32 = 3;
+/// The first word about the network on a kernel command line.
+const NETWORK_WORD: &str = "forkd.ip=";
 /// Rate at which a guest may print, after a burst.
 const CONSOLE_BYTES_PER_SECOND: u64 = 256 * 1024;
 /// The console file is cut off at this size.
 const CONSOLE_MAX_BYTES: u64 = 16 << 20;
-
-/// Refuses a snapshot whose state only another engine can read.
-pub fn check_engine(manifest: &Manifest, engine: Engine) -> Result<(), Error> {
-    if manifest.engine == engine {
-        return Ok(());
-    }
-    Err(Error::refused(
-        ErrorCode::SnapshotIncompatible,
-        format!(
-            "snapshot {} was made by the engine {}, this host runs {engine}",
-            manifest.tag, manifest.engine
-        ),
-    ))
-}
 
 /// The shell that a snapshot needs.
 pub fn shape(engine: Engine, memory_mib: u32, vcpus: u8, cpu: Cpu) -> Shape {
@@ -102,12 +90,14 @@ pub async fn boot(vmm: &Vmm, input: &BootInput, files: &VmFiles) -> Result<(), E
         .map_err(Error::vmm("the parent could not be booted"))
 }
 
-/// Starts a shell from a snapshot. Answers when the VM runs; its agent is not asked.
+/// Starts a shell from a snapshot. Answers when the VM runs; its agent is not asked. Without `frames` the network device
+/// drops the frames of the guest.
 pub async fn restore(
     vmm: &Vmm,
     manifest: &Manifest,
     snapshot: &SnapshotFiles,
     files: &VmFiles,
+    frames: Option<&OwnedFd>,
     run: bool,
 ) -> Result<(), Error> {
     let mut fds = FdList::default();
@@ -131,7 +121,13 @@ pub async fn restore(
         state,
         memory,
         disks,
-        net: NetSpec::default(),
+        net: NetSpec {
+            backend: frames.map(|frames| NetAttachment {
+                fd: fds.push(frames),
+                kind: NetBackend::Socket,
+            }),
+            rate: RateLimit::default(),
+        },
         vsock: VsockSpec {
             cid: GUEST_CID,
             listener: fds.push(&files.vsock),
@@ -148,6 +144,19 @@ pub async fn restore(
     vmm.run(Command::Restore(Box::new(spec)), &fds.finish()?)
         .await
         .map_err(Error::vmm("the snapshot could not be restored"))
+}
+
+/// The words of a kernel command line that give a guest its address, route and name server. They are the same for every
+/// guest, so a parent is cut with them and a fork costs nothing.
+pub fn network_words() -> String {
+    let address = |octets: [u8; 4]| std::net::Ipv4Addr::from(octets);
+    let (own, gateway) = (address(GUEST_ADDRESS), address(GATEWAY_ADDRESS));
+    format!("{NETWORK_WORD}{own}/{GUEST_PREFIX} forkd.gw={gateway} forkd.dns={gateway}")
+}
+
+/// A guest that was booted with this command line has its address already.
+pub fn has_network_words(cmdline: &str) -> bool {
+    cmdline.contains(NETWORK_WORD)
 }
 
 /// A hardware address of the locally administered range.

@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forkd_api::SandboxInfo;
-use forkd_types::SandboxId;
+use forkd_types::{Policy, SandboxId};
 
 use super::branch::cut;
 use super::spawn::{self, CreateRequest};
 use crate::app::App;
 use crate::error::Error;
 use crate::sandbox::{CutMode, Destination, SourceSnapshot};
+use crate::state::OnExpiry;
 
 /// A checked request for children of a running sandbox.
 #[derive(Debug, Clone)]
@@ -22,9 +23,13 @@ pub struct Fork {
     pub owner: String,
     /// When they are to be deleted.
     pub expires_at_unix: Option<u64>,
+    /// Whether they are deleted or suspended then.
+    pub on_expiry: OnExpiry,
     pub labels: BTreeMap<String, String>,
     /// Freeze the user processes of the source for the cut.
     pub freeze: bool,
+    /// The network policy of the children; that of the sandbox if missing.
+    pub network: Option<Policy>,
 }
 
 /// Cuts the sandbox and starts children from the cut, which lives on in them alone. The children descend from the snapshot
@@ -37,13 +42,17 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
     let cut_slot = app.cut_slot().await?;
     let record = sandbox.record();
     let lineage = record.as_parent();
+    let network = fork.network.unwrap_or_else(|| record.network.policy());
+    app.check_network(&network)?;
     let request = CreateRequest {
         tag: record.tag,
         count: fork.count,
         owner: fork.owner,
         expires_at_unix: fork.expires_at_unix,
+        on_expiry: fork.on_expiry,
         memory_limit_mib: record.memory_limit_mib,
         limits: record.limits,
+        network,
         labels: fork.labels,
         env: record.env,
         metadata: record.metadata,

@@ -26,7 +26,7 @@ pub fn info(app: &App, manifest: &Manifest) -> SnapshotInfo {
         .map(|blob| app.store.physical(blob))
         .sum();
     let (branched_from, pause_us) = match &manifest.origin {
-        Origin::Boot { .. } | Origin::Import => (None, None),
+        Origin::Boot { .. } | Origin::Import { .. } => (None, None),
         Origin::Branch {
             sandbox, pause_us, ..
         } => (Some(sandbox.clone()), Some(*pause_us)),
@@ -57,6 +57,7 @@ pub fn info(app: &App, manifest: &Manifest) -> SnapshotInfo {
         memory_mib: Some(manifest.memory_mib),
         vcpus: Some(manifest.vcpus),
         image: Some(manifest.source.image.clone()),
+        engine: Some(manifest.engine.to_string()),
         pause_us,
         physical_bytes: Some(physical),
         public: ownership.as_ref().is_some_and(|found| found.public),
@@ -87,6 +88,7 @@ pub fn writing_info(app: &App, tag: &Tag, writing: &Writing) -> SnapshotInfo {
         memory_mib: None,
         vcpus: None,
         image: None,
+        engine: None,
         pause_us: writing.pause_us,
         physical_bytes: None,
         public: ownership.as_ref().is_some_and(|found| found.public),
@@ -180,8 +182,11 @@ pub async fn detail(app: &Arc<App>, tag: Tag) -> Result<SnapshotDetail, Error> {
     .await
 }
 
-/// Deletes a snapshot.
+/// Deletes a snapshot. Cancels the build of a parent, and waits until its VM is gone.
 pub async fn delete(app: &Arc<App>, tag: Tag, deletion: Deletion) -> Result<(), Error> {
+    if let Some(ended) = app.writing.cancel(&tag) {
+        ended.cancelled().await;
+    }
     if app.writing.is_writing(&tag) {
         return Err(Error::StillWriting { tag });
     }

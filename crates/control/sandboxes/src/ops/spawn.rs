@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, SandboxInfo};
-use forkd_types::{SandboxId, Tag};
-use forkd_vmm_proto::Shape;
+use forkd_types::{Policy, SandboxId, Tag};
 use forkd_vmm_proto::spawn::Limits;
+use forkd_vmm_proto::{Capability, Shape};
 use tokio::sync::oneshot;
 
 use crate::app::App;
@@ -22,7 +22,9 @@ use crate::limits::VmSlot;
 use crate::sandbox::birth::{Birth, Launch};
 use crate::sandbox::disk_budget;
 use crate::sandbox::{SandboxHandle, SourceSnapshot, owner};
-use crate::state::{DiskStack, LayerRef, RECORD_VERSION, SandboxRecord, StoredState};
+use crate::state::{
+    DiskStack, LayerRef, NetworkRecord, OnExpiry, RECORD_VERSION, SandboxRecord, StoredState,
+};
 use crate::trace::{self, TARGET};
 
 /// How long an answer waits until a child that failed is removed.
@@ -37,10 +39,13 @@ pub struct CreateRequest {
     pub owner: String,
     /// When they are to be deleted.
     pub expires_at_unix: Option<u64>,
+    /// Whether they are deleted or suspended then.
+    pub on_expiry: OnExpiry,
     /// Limit on host memory.
     pub memory_limit_mib: Option<u64>,
     /// The other limits on host resources.
     pub limits: HostLimits,
+    pub network: Policy,
     pub labels: BTreeMap<String, String>,
     /// Environment of every program that is started through an API.
     pub env: BTreeMap<String, String>,
@@ -73,6 +78,7 @@ pub async fn start(
     request: CreateRequest,
 ) -> Result<Vec<Arc<SandboxHandle>>, Error> {
     app.check_open()?;
+    app.check_network(&request.network)?;
     let source = SourceSnapshot::open(app, &request.tag).await?;
     let slots = app.limits.children(&request.owner, request.count)?;
     start_from(app, &request, source, slots).await
@@ -108,15 +114,14 @@ pub async fn start_from(
 ) -> Result<Vec<Arc<SandboxHandle>>, Error> {
     let started = Instant::now();
     let manifest = Arc::clone(&source.manifest);
-    let engine = app.launcher.engine().await?;
-    launch::check_engine(&manifest, engine)?;
+    let engine = launch::engine::for_children(&app.launcher, &manifest).await?;
     let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
     let limits = request.limits(app)?;
     let inherited = disk_budget::inherited(app, &manifest);
     let source = Arc::new(source);
     let mut children = Vec::with_capacity(slots.len());
     let mut waiting = Vec::with_capacity(slots.len());
-    for (id, slot) in new_ids(request).into_iter().zip(slots) {
+    for (id, slot) in new_ids(app, request).into_iter().zip(slots) {
         let (hand_over, shell) = oneshot::channel();
         let launch = Launch {
             source: Arc::clone(&source),
@@ -154,21 +159,28 @@ async fn hand_out(
         let (app, limits) = (&app, &limits);
         async move {
             let shell = take(app, shape, &id, limits).await;
+            let pooled = shell.as_ref().is_ok_and(can_be_pooled);
             // A child that was deleted meanwhile does not listen; its owner ends the process.
             let _ = owner.send(shell);
+            pooled
         }
     });
-    futures::future::join_all(takes).await;
+    let pooled = futures::future::join_all(takes).await.contains(&true);
     for child in &children {
         child.launched().await;
     }
     // The last of the children that start at the same time: shells that are made now compete with none of them.
-    if !app.demand.end(count) {
+    if !app.demand.end(count) || !pooled {
         return;
     }
     if let Err(error) = app.keep_ready(shape).await {
         tracing::debug!(error = chain(&error), "the pool was not set");
     }
+}
+
+/// Whether the engine of a VM has shells that can stand ready.
+fn can_be_pooled(started: &StartedVm) -> bool {
+    started.vm.capabilities.contains(Capability::PooledShells)
 }
 
 async fn take(
@@ -192,12 +204,12 @@ async fn take(
         })
 }
 
-fn new_ids(request: &CreateRequest) -> Vec<SandboxId> {
-    let now = clock::unix();
+fn new_ids(app: &App, request: &CreateRequest) -> Vec<SandboxId> {
+    let (now, node) = (clock::unix(), app.config.node.as_ref());
     match &request.id {
         Some(id) => vec![id.clone()],
         None => (0..request.count)
-            .map(|_| SandboxId::from_parts(now, rand::random()))
+            .map(|_| SandboxId::on(node, now, rand::random()))
             .collect(),
     }
 }
@@ -229,8 +241,10 @@ fn record(
         owner: request.owner.clone(),
         created_at_unix: clock::unix(),
         expires_at_unix: request.expires_at_unix,
+        on_expiry: request.on_expiry,
         memory_limit_mib: request.memory_limit_mib,
         limits: request.limits,
+        network: NetworkRecord::first(&request.network),
         labels: request.labels.clone(),
         env: request.env.clone(),
         metadata: request.metadata.clone(),

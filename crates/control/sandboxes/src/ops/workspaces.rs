@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_api::{ErrorCode, EventKind, WorkspaceInfo, WorkspaceStatus};
 use forkd_store::{Deletion, Entry, Origin};
-use forkd_types::{SandboxId, Tag};
+use forkd_types::{Policy, SandboxId, Tag};
 
 use tokio::sync::oneshot;
 
@@ -20,14 +20,14 @@ use crate::ops::branch;
 use crate::ops::snapshots;
 use crate::ops::spawn::{CreateRequest, create};
 use crate::sandbox::{CutMode, Destination};
-use crate::state::{RECORD_VERSION, WorkspaceRecord};
+use crate::state::{NetworkRecord, OnExpiry, RECORD_VERSION, WorkspaceRecord};
 
 /// One request at a time for each workspace. A name takes memory only while a request uses it.
 #[derive(Debug, Default)]
 pub struct Locks(Mutex<HashMap<Tag, Arc<tokio::sync::Mutex<()>>>>);
 
 impl Locks {
-    async fn hold<'a>(&'a self, name: &Tag) -> HeldLock<'a> {
+    pub(super) async fn hold<'a>(&'a self, name: &Tag) -> HeldLock<'a> {
         let lock = Arc::clone(self.map().entry(name.clone()).or_default());
         HeldLock {
             locks: self,
@@ -41,7 +41,7 @@ impl Locks {
     }
 }
 
-struct HeldLock<'a> {
+pub(super) struct HeldLock<'a> {
     locks: &'a Locks,
     name: Tag,
     guard: Option<tokio::sync::OwnedMutexGuard<()>>,
@@ -72,6 +72,8 @@ pub struct NewWorkspace {
     pub per_child_netns: bool,
     /// Limit on host memory.
     pub memory_limit_mib: Option<u64>,
+    /// The network policy; that of the daemon if missing.
+    pub network: Option<Policy>,
 }
 
 /// As the API shows it.
@@ -155,6 +157,8 @@ pub async fn make(app: &Arc<App>, wish: NewWorkspace) -> Result<WorkspaceInfo, E
         per_child_netns: wish.per_child_netns,
         memory_limit_mib: wish.memory_limit_mib,
         last_branch_memory_path: None,
+        network: wish.network.as_ref().map(NetworkRecord::first),
+        of_sandbox: None,
     };
     start(app, &mut record, wish.tag).await?;
     let id = record
@@ -179,22 +183,43 @@ async fn save(app: &Arc<App>, record: &WorkspaceRecord) -> Result<WorkspaceInfo,
     Ok(info)
 }
 
-/// Starts the sandbox of a workspace, under the id it had before.
-async fn start(app: &Arc<App>, record: &mut WorkspaceRecord, tag: Tag) -> Result<(), Error> {
-    let request = CreateRequest {
+/// The request for the sandbox of a workspace, with the settings that it had as a sandbox of its own.
+pub(super) fn request(app: &App, record: &WorkspaceRecord, tag: Tag) -> CreateRequest {
+    let bare = CreateRequest {
         tag,
         count: 1,
         owner: record.owner.clone(),
         expires_at_unix: None,
+        on_expiry: OnExpiry::Delete,
         memory_limit_mib: record.memory_limit_mib,
         limits: HostLimits::default(),
+        network: match &record.network {
+            Some(network) => network.policy(),
+            None => app.default_network(),
+        },
         labels: BTreeMap::new(),
         env: BTreeMap::new(),
         metadata: BTreeMap::new(),
         workspace: Some(record.name.to_string()),
         id: record.sandbox.clone(),
     };
-    let made = create(app, request).await?;
+    match record.of_sandbox.as_deref().cloned() {
+        None => bare,
+        Some(kept) => CreateRequest {
+            on_expiry: kept.on_expiry,
+            limits: kept.limits,
+            labels: kept.labels,
+            env: kept.env,
+            metadata: kept.metadata,
+            workspace: None,
+            ..bare
+        },
+    }
+}
+
+/// Starts the sandbox of a workspace, under the id it had before.
+async fn start(app: &Arc<App>, record: &mut WorkspaceRecord, tag: Tag) -> Result<(), Error> {
+    let made = create(app, request(app, record, tag)).await?;
     record.sandbox = made.first().and_then(|info| info.id.parse().ok());
     record.suspended = false;
     record.last_active_unix = clock::unix();
@@ -204,7 +229,17 @@ async fn start(app: &Arc<App>, record: &mut WorkspaceRecord, tag: Tag) -> Result
 /// Writes the state down and ends the sandbox.
 pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<WorkspaceInfo, Error> {
     let _one = app.workspace_locks.hold(name).await;
-    let mut record = find(app, name).await?;
+    let record = find(app, name).await?;
+    suspend_held(app, record, diff).await
+}
+
+/// The same for a caller that holds the lock of the workspace.
+pub(super) async fn suspend_held(
+    app: &Arc<App>,
+    mut record: WorkspaceRecord,
+    diff: bool,
+) -> Result<WorkspaceInfo, Error> {
+    let name = &record.name.clone();
     let status = info(app, &record).status;
     let (Some(id), WorkspaceStatus::Running) = (record.sandbox.clone(), status) else {
         return Err(wrong_state(name, "is not running", status));
@@ -222,7 +257,10 @@ pub async fn suspend(app: &Arc<App>, name: &Tag, diff: bool) -> Result<Workspace
     let old = record.state_tag.replace(tag);
     record.suspended = true;
     record.last_active_unix = clock::unix();
-    record.last_branch_memory_path = sandbox.record().last_branch_memory_path;
+    let last = sandbox.record();
+    record.last_branch_memory_path = last.last_branch_memory_path;
+    // A policy that was changed since the start is kept.
+    record.network = Some(last.network);
     let info = save(app, &record).await?;
     drop(made);
     sandbox.stop.cancel();
@@ -287,7 +325,7 @@ async fn remove_state(app: &Arc<App>, tag: Tag) -> Result<(), Error> {
 }
 
 /// The same where it is no part of what was asked: the next suspend tries again.
-async fn tidy(app: &Arc<App>, tag: Tag) {
+pub(super) async fn tidy(app: &Arc<App>, tag: Tag) {
     if let Err(error) = remove_state(app, tag.clone()).await {
         tracing::warn!(%tag, error = error.chain(), "an old state was not deleted");
     }

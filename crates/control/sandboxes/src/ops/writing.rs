@@ -1,13 +1,18 @@
 //! Tags that are being written, and tags whose writing failed.
 //!
-//! [`WritingTags::claim`] gives a tag to one request at a time. Dropping the [`Claimed`] frees the tag.
+//! [`WritingTags::claim`] gives a tag to one request at a time. Dropping the [`Claimed`] frees the tag. A parent that
+//! boots can be cancelled ([`WritingTags::cancel`]) until its cut begins.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_types::Tag;
+use tokio_util::sync::CancellationToken;
 
 use crate::clock;
+
+/// Failures that are kept. The oldest goes when there is one more: any client can make up names.
+const MAX_FAILURES: usize = 256;
 
 /// A tag that is not in the store yet: being written, or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,57 +27,87 @@ pub struct Writing {
     pub failure: Option<String>,
 }
 
+/// An entry of [`WritingTags`].
+#[derive(Debug)]
+struct Entry {
+    writing: Writing,
+    /// Cancels the work. Set only while a parent boots.
+    cancel: Option<CancellationToken>,
+    /// Cancelled when the [`Claimed`] is gone.
+    ended: CancellationToken,
+}
+
+impl Entry {
+    fn is_writing(&self) -> bool {
+        self.writing.failure.is_none()
+    }
+}
+
 /// Tags that are being written.
 #[derive(Debug, Clone, Default)]
-pub struct WritingTags(Arc<Mutex<BTreeMap<Tag, Writing>>>);
+pub struct WritingTags(Arc<Mutex<BTreeMap<Tag, Entry>>>);
 
 impl WritingTags {
     /// Claims a tag; `None` if another request writes it already. A failure of an earlier attempt is forgotten.
     pub fn claim(&self, tag: &Tag, branched_from: Option<String>) -> Option<Claimed> {
         let mut map = self.lock();
-        if map.get(tag).is_some_and(|found| found.failure.is_none()) {
+        if map.get(tag).is_some_and(Entry::is_writing) {
             return None;
         }
+        let ended = CancellationToken::new();
+        let writing = Writing {
+            since_unix: clock::unix(),
+            branched_from,
+            pause_us: None,
+            failure: None,
+        };
         map.insert(
             tag.clone(),
-            Writing {
-                since_unix: clock::unix(),
-                branched_from,
-                pause_us: None,
-                failure: None,
+            Entry {
+                writing,
+                cancel: None,
+                ended: ended.clone(),
             },
         );
         Some(Claimed {
             tags: self.clone(),
             tag: tag.clone(),
             done: false,
+            ended,
         })
+    }
+
+    /// Cancels the boot of a parent. The returned token is cancelled when the tag is free again. `None` if no parent
+    /// of that tag boots, or its cut has begun.
+    pub fn cancel(&self, tag: &Tag) -> Option<CancellationToken> {
+        let map = self.lock();
+        let found = map.get(tag).filter(|found| found.is_writing())?;
+        found.cancel.as_ref()?.cancel();
+        Some(found.ended.clone())
     }
 
     /// The tag is being written.
     pub fn is_writing(&self, tag: &Tag) -> bool {
-        self.lock()
-            .get(tag)
-            .is_some_and(|found| found.failure.is_none())
+        self.lock().get(tag).is_some_and(Entry::is_writing)
     }
 
     /// The state of one tag, if it is being written or failed.
     pub fn get(&self, tag: &Tag) -> Option<Writing> {
-        self.lock().get(tag).cloned()
+        self.lock().get(tag).map(|found| found.writing.clone())
     }
 
     /// Everything that is not in the store.
     pub fn list(&self) -> Vec<(Tag, Writing)> {
         self.lock()
             .iter()
-            .map(|(tag, writing)| (tag.clone(), writing.clone()))
+            .map(|(tag, found)| (tag.clone(), found.writing.clone()))
             .collect()
     }
 
     /// Forgets a failure. Says whether there was one.
     pub fn forget_failed(&self, tag: &Tag) -> bool {
         let mut map = self.lock();
-        let failed = map.get(tag).is_some_and(|found| found.failure.is_some());
+        let failed = map.get(tag).is_some_and(|found| !found.is_writing());
         if failed {
             map.remove(tag);
         }
@@ -83,11 +118,11 @@ impl WritingTags {
     pub fn count(&self) -> usize {
         self.lock()
             .values()
-            .filter(|found| found.failure.is_none())
+            .filter(|found| found.is_writing())
             .count()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Tag, Writing>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Tag, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -98,6 +133,7 @@ pub struct Claimed {
     tags: WritingTags,
     tag: Tag,
     done: bool,
+    ended: CancellationToken,
 }
 
 impl Claimed {
@@ -105,18 +141,44 @@ impl Claimed {
         &self.tag
     }
 
+    /// Lets [`WritingTags::cancel`] cancel the work from now on.
+    pub fn allow_cancel(&self) -> CancellationToken {
+        let cancel = CancellationToken::new();
+        if let Some(found) = self.tags.lock().get_mut(&self.tag) {
+            found.cancel = Some(cancel.clone());
+        }
+        cancel
+    }
+
+    /// The work cannot be cancelled from now on. Returns whether it was cancelled before.
+    pub fn forbid_cancel(&self) -> bool {
+        let mut map = self.tags.lock();
+        let cancel = map.get_mut(&self.tag).and_then(|found| found.cancel.take());
+        cancel.is_some_and(|cancel| cancel.is_cancelled())
+    }
+
     /// The source runs again.
     pub fn captured(&self, pause_us: u64) {
         if let Some(found) = self.tags.lock().get_mut(&self.tag) {
-            found.pause_us = Some(pause_us);
+            found.writing.pause_us = Some(pause_us);
         }
     }
 
     /// Leaves a note why there is no such tag, for a caller who did not wait.
     pub fn failed(mut self, reason: String) {
         self.done = true;
-        if let Some(found) = self.tags.lock().get_mut(&self.tag) {
-            found.failure = Some(reason);
+        let mut map = self.tags.lock();
+        if let Some(found) = map.get_mut(&self.tag) {
+            found.writing.failure = Some(reason);
+        }
+        let failed = map
+            .iter()
+            .filter(|(_, found)| found.writing.failure.is_some());
+        if failed.clone().count() > MAX_FAILURES {
+            let oldest = failed.min_by_key(|(_, found)| found.writing.since_unix);
+            if let Some(oldest) = oldest.map(|(tag, _)| tag.clone()) {
+                map.remove(&oldest);
+            }
         }
     }
 }
@@ -126,6 +188,7 @@ impl Drop for Claimed {
         if !self.done {
             self.tags.lock().remove(&self.tag);
         }
+        self.ended.cancel();
     }
 }
 
@@ -144,5 +207,32 @@ mod tests {
         assert!(!tags.is_writing(&tag));
         drop(tags.claim(&tag, None).unwrap());
         assert!(tags.list().is_empty());
+    }
+
+    #[test]
+    fn a_parent_is_cancelled_until_its_cut_begins() {
+        let tags = WritingTags::default();
+        let tag: Tag = "t".parse().unwrap();
+        let claimed = tags.claim(&tag, None).unwrap();
+        assert!(tags.cancel(&tag).is_none(), "no parent boots yet");
+        let cancelled = claimed.allow_cancel();
+        let ended = tags.cancel(&tag).unwrap();
+        assert!(cancelled.is_cancelled() && !ended.is_cancelled());
+        assert!(claimed.forbid_cancel());
+        assert!(tags.cancel(&tag).is_none(), "the cut has begun");
+        claimed.failed("cancelled".into());
+        assert!(ended.is_cancelled());
+    }
+
+    #[test]
+    fn failures_of_made_up_names_are_bounded_and_writers_stay() {
+        let tags = WritingTags::default();
+        let writer = tags.claim(&"writer".parse().unwrap(), None).unwrap();
+        for number in 0..MAX_FAILURES + 10 {
+            let tag: Tag = format!("t{number}").parse().unwrap();
+            tags.claim(&tag, None).unwrap().failed("no".into());
+        }
+        assert_eq!(tags.list().len(), MAX_FAILURES + 1);
+        assert!(tags.is_writing(writer.tag()));
     }
 }

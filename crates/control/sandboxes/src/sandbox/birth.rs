@@ -2,17 +2,19 @@
 //!
 //! Each child becomes ready by itself. It waits for its own shell and its own guest, never for a sibling.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_guest_proto::IdentityReport;
 use forkd_vmm_link::Vmm;
-use forkd_vmm_proto::{Command, PROTOCOL_VERSION, Reply, VmmPhase};
+use forkd_vmm_proto::{Capability, Command, PROTOCOL_VERSION, Reply, VmmPhase};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::checkpoint::CheckpointAsk;
 use super::handle::SandboxHandle;
+use super::headroom;
 use super::identity;
 use super::layers::vm_files;
 use super::owner::{Ask, SandboxOwner};
@@ -152,17 +154,45 @@ async fn fill_shell(
     sandbox.step(Step::Ready);
     app.events.tell(EventKind::SandboxReady, &sandbox.id, None);
     // The answer to the client does not wait for it.
-    if source.records_touched() {
+    if source.records_touched() && owner.vmm.capabilities().contains(Capability::Prefault) {
         touched::record(app, &owner.vmm, touched::key(&source.manifest)).await;
     }
     Ok(owner)
 }
 
 /// Creates the files of the VM, restores it and gives its guest an identity of its own: when this returns, the child is
-/// ready.
+/// ready. The network engine gets its end of the frame socket at the same time; frames of the guest wait in the socket
+/// until then.
 async fn become_ready(
     owner: &SandboxOwner,
     source: &SourceSnapshot,
+    started: Instant,
+) -> Result<(VmFiles, IdentityReport), Error> {
+    let frames = owner.frame_socket()?;
+    let starting = start_guest(
+        owner,
+        source,
+        frames.as_ref().map(|frames| &frames.vmm),
+        started,
+    );
+    let attaching = async {
+        match &frames {
+            Some(frames) => owner.attach(frames).await,
+            None => Ok(()),
+        }
+    };
+    let (guest, attached) = tokio::join!(starting, attaching);
+    // Only the VMM and the engine may hold the socket: each learns of the end of the other by it.
+    drop(frames);
+    let guest = guest?;
+    owner.attach_or_refuse(attached).await?;
+    Ok(guest)
+}
+
+async fn start_guest(
+    owner: &SandboxOwner,
+    source: &SourceSnapshot,
+    frames: Option<&OwnedFd>,
     started: Instant,
 ) -> Result<(VmFiles, IdentityReport), Error> {
     let sandbox = &owner.sandbox;
@@ -171,7 +201,8 @@ async fn become_ready(
         .app
         .blocking(move |app| vm_files(app, &record))
         .await?;
-    launch::restore(&owner.vmm, &source.manifest, &source.files, &files, true).await?;
+    let (manifest, snapshot) = (&source.manifest, &source.files);
+    launch::restore(&owner.vmm, manifest, snapshot, &files, frames, true).await?;
     metrics::histogram!("forkd_restore_seconds").record(started.elapsed().as_secs_f64());
     let (client, report) = identity::assume(sandbox, owner.app.config.ready_timeout).await?;
     sandbox.keep_agent(Some(client)).await;
@@ -234,6 +265,10 @@ async fn take_over(
         ended: None,
         recorded: true,
     };
+    if sandbox.record().memory_limit_mib.is_some() {
+        // The earlier daemon may have died in a cut.
+        headroom::restore(app, &sandbox.record()).await;
+    }
     let paused = is_paused(&mut owner).await?;
     // Whether the last cut of the earlier daemon succeeded is not known, so the next builds on the start.
     let record = sandbox.update(|record| record.built = None);

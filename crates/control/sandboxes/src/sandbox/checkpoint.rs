@@ -11,6 +11,7 @@ use forkd_vmm_proto::{Capability, CheckpointReport, CheckpointSpec, Command, Eve
 use tokio::sync::oneshot;
 
 use super::disk_budget;
+use super::headroom;
 use super::layers::{announce, new_layers, withdraw};
 use super::owner::SandboxOwner;
 use super::rollback;
@@ -94,7 +95,22 @@ pub fn info(record: &CheckpointRecord, unchanged: bool) -> CheckpointInfo {
 }
 
 async fn make(owner: &mut SandboxOwner, name: Option<String>) -> Result<CheckpointInfo, Error> {
+    let app = Arc::clone(&owner.app);
     let before = owner.sandbox.record();
+    let copied = headroom::private_mib(&before);
+    let room = headroom::raise(&app, &before, copied).await?;
+    let made = make_within(owner, &before, name).await;
+    if let Some(room) = room {
+        room.lower(&app, &before).await;
+    }
+    made
+}
+
+async fn make_within(
+    owner: &mut SandboxOwner,
+    before: &SandboxRecord,
+    name: Option<String>,
+) -> Result<CheckpointInfo, Error> {
     if let Some(name) = &name
         && before.checkpoints.iter().any(|c| c.name == *name)
     {
@@ -103,7 +119,7 @@ async fn make(owner: &mut SandboxOwner, name: Option<String>) -> Result<Checkpoi
             format!("sandbox {} has a checkpoint {name} already", before.id),
         ));
     }
-    let (memory, layers) = open_files(owner, &before).await?;
+    let (memory, layers) = open_files(owner, before).await?;
     let record = announce(owner, &layers, |_| {}).await?;
     let report = match keep(owner, &memory, &layers).await {
         Ok(report) => report,
@@ -122,7 +138,7 @@ async fn make(owner: &mut SandboxOwner, name: Option<String>) -> Result<Checkpoi
         created_at_unix: clock::unix(),
         pause_us: report.pause_us,
         bytes: report.pages_written * forkd_types::PAGE_SIZE,
-        disks: disks_below(&before, &record, &layers, &report),
+        disks: disks_below(before, &record, &layers, &report),
     };
     let answer = info(&made, report.unchanged);
     let unused = layers

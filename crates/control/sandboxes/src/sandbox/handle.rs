@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forkd_agent_client::{Client, ConnectError, Deadline, Identified, Options};
-use forkd_api::{ErrorBody, ErrorCode, SandboxInfo};
+use forkd_api::{ErrorBody, ErrorCode, NetworkPolicy, SandboxInfo};
 use forkd_guest_proto::IdentityRequest;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::AGENT_PORT;
@@ -164,6 +164,7 @@ impl SandboxHandle {
             pid: record.pid.filter(|_| live.phase != Phase::Failed),
             memory_limit_mib: record.memory_limit_mib,
             limits: record.limits.as_shown(record.memory_limit_mib),
+            network: NetworkPolicy::from(&record.network.policy()),
             has_branched: record.branch_count > 0,
             last_branch_memory_path: record.last_branch_memory_path.clone(),
             branch_count: record.branch_count,

@@ -8,12 +8,13 @@ use std::time::Duration;
 use forkd_agent_client::{Client, Identified};
 use forkd_api::ErrorCode;
 use forkd_guest_proto::{IdentityReport, IdentityRequest, NetworkRequest};
+use forkd_net_proto::{GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_PREFIX};
 use forkd_types::SandboxId;
 
 use super::handle::SandboxHandle;
 use crate::agent_limits;
 use crate::error::Error;
-use crate::launch::random_mac;
+use crate::launch::{has_network_words, random_mac};
 
 /// Random bytes for the guest's generators.
 const ENTROPY: usize = 64;
@@ -27,10 +28,7 @@ pub async fn assume(
     let id = &sandbox.id;
     let request = IdentityRequest {
         machine_id: Some(hex::encode(rand::random::<[u8; 16]>())),
-        network: Some(NetworkRequest {
-            mac: Some(mac_text(random_mac())),
-            ..NetworkRequest::default()
-        }),
+        network: Some(network(&sandbox.record().source.cmdline)),
         ..fresh(id)
     };
     let (client, identified) = sandbox
@@ -41,13 +39,28 @@ pub async fn assume(
 }
 
 /// Gives a guest that was rolled back new random numbers and the right time, and thaws its processes. The guest keeps
-/// its names and connections.
+/// its names. Its connections to elsewhere are broken: the peers have gone on, so the sequence numbers differ.
 pub async fn renew(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
-    let request = IdentityRequest {
-        keep_connections: true,
-        ..fresh(id)
-    };
-    ask(client, id, request).await
+    ask(client, id, fresh(id)).await
+}
+
+/// A new hardware address, and the rest of the network settings for a guest that was booted without them.
+fn network(cmdline: &str) -> NetworkRequest {
+    let mac = Some(mac_text(random_mac()));
+    if has_network_words(cmdline) {
+        return NetworkRequest {
+            mac,
+            ..NetworkRequest::default()
+        };
+    }
+    let text = |octets: [u8; 4]| std::net::Ipv4Addr::from(octets).to_string();
+    NetworkRequest {
+        mac,
+        address: Some(format!("{}/{GUEST_PREFIX}", text(GUEST_ADDRESS))),
+        gateway: Some(text(GATEWAY_ADDRESS)),
+        dns: vec![text(GATEWAY_ADDRESS)],
+        ..NetworkRequest::default()
+    }
 }
 
 fn mac_text(mac: [u8; 6]) -> String {
@@ -99,4 +112,26 @@ fn checked(
         tracing::warn!(sandbox = %id, warning, "identity");
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_that_did_not_renew_its_random_numbers_is_refused() {
+        let id: SandboxId = "sb-1".parse().unwrap();
+        let identified = |reseeded| {
+            Ok(Identified {
+                report: IdentityReport {
+                    reseeded,
+                    ..IdentityReport::default()
+                },
+                clock_within: None,
+            })
+        };
+        checked(&id, identified(true)).unwrap();
+        let refused = checked(&id, identified(false)).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::AgentFailed);
+    }
 }

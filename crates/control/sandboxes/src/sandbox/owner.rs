@@ -23,18 +23,22 @@ use super::birth::{self, Birth};
 use super::checkpoint::{self, CheckpointAsk};
 use super::cut::{self, CutAsk};
 use super::handle::SandboxHandle;
+use super::network::NetworkChange;
 use super::state::Step;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
 use crate::host_limits::HostLimits;
 use crate::limits::VmSlot;
-use crate::state::{SandboxRecord, StoredState};
+use crate::state::{OnExpiry, SandboxRecord, StoredState};
 
 /// How long a VMM may take to end when asked.
 const STOP: Duration = Duration::from_secs(2);
 /// How long a VMM may take to pause, resume or count.
 const QUICK: Duration = Duration::from_secs(10);
+
+/// Seconds until a suspend that failed is tried again.
+const SUSPEND_AGAIN: u64 = 60;
 
 /// A request to a sandbox's owner.
 #[derive(Debug)]
@@ -49,6 +53,8 @@ pub enum Ask {
     Resume(oneshot::Sender<Result<(), Error>>),
     /// Read the counters of the VMM.
     Counters(oneshot::Sender<Result<Counters, Error>>),
+    /// Make sure that the network engine serves the sandbox with the policy of its record.
+    CheckNetwork,
     /// Change what users may set.
     Update(Changes, oneshot::Sender<Result<SandboxInfo, Error>>),
 }
@@ -61,6 +67,7 @@ pub struct Changes {
     pub labels: Option<BTreeMap<String, String>>,
     /// The memory limit in MiB and the other limits, all of them.
     pub limits: Option<(Option<u64>, HostLimits)>,
+    pub network: Option<NetworkChange>,
 }
 
 impl Ask {
@@ -71,6 +78,7 @@ impl Ask {
             Self::Checkpoint(ask) => ask.refuse(sandbox.not_running()),
             Self::Pause(done) | Self::Resume(done) => drop(done.send(Err(sandbox.not_running()))),
             Self::Counters(done) => drop(done.send(Err(sandbox.not_running()))),
+            Self::CheckNetwork => {}
             Self::Update(_, done) => drop(done.send(Err(sandbox.not_running()))),
         }
     }
@@ -195,12 +203,14 @@ impl SandboxOwner {
             return Ok(());
         }
         let engine = self.sandbox.record().engine;
-        Err(Error::refused(
+        Err(Error::hinted(
             ErrorCode::Unsupported,
             format!(
                 "sandbox {} runs on the engine {engine}, which lacks {capability}",
                 self.sandbox.id
             ),
+            "build the snapshot on the engine forkd (forkd snapshot --engine forkd) and start the sandbox from it"
+                .to_owned(),
         ))
     }
 
@@ -262,7 +272,9 @@ impl SandboxOwner {
                 Next::Stop => return,
                 Next::Expired => {
                     tracing::info!(sandbox = %self.sandbox.id, "expired");
-                    return;
+                    if !self.suspends().await {
+                        return;
+                    }
                 }
                 Next::Ended => {
                     self.fail(cause).await;
@@ -270,6 +282,28 @@ impl SandboxOwner {
                 }
             }
         }
+    }
+
+    /// Starts the suspend of a sandbox that is to be suspended when its time is over. A suspend that fails is tried
+    /// again later, so the state is not lost.
+    async fn suspends(&self) -> bool {
+        if self.sandbox.record().on_expiry != OnExpiry::Suspend {
+            return false;
+        }
+        let again = clock::unix().saturating_add(SUSPEND_AGAIN);
+        if let Err(error) = self
+            .save(|record| record.expires_at_unix = Some(again))
+            .await
+        {
+            tracing::error!(sandbox = %self.sandbox.id, error = error.chain(), "not written down");
+        }
+        let (app, id) = (Arc::clone(&self.app), self.sandbox.id.clone());
+        tokio::spawn(async move {
+            if let Err(error) = crate::ops::pause::pause(&app, &id).await {
+                tracing::error!(sandbox = %id, error = error.chain(), "not suspended when its time was over");
+            }
+        });
+        true
     }
 
     async fn next(&mut self, queue: &mut mpsc::Receiver<Ask>) -> Next {
@@ -324,6 +358,11 @@ impl SandboxOwner {
             Ask::Counters(reply) => {
                 let _ = reply.send(self.counters().await);
             }
+            Ask::CheckNetwork => {
+                if let Err(error) = self.check_network().await {
+                    tracing::warn!(sandbox = %self.sandbox.id, error = error.chain(), "no network");
+                }
+            }
             Ask::Update(changes, reply) => {
                 let answer = self.update(changes).await;
                 let _ = reply.send(answer.map(|()| self.sandbox.info()));
@@ -331,14 +370,24 @@ impl SandboxOwner {
         }
     }
 
-    /// Changes what users may set. New limits are in force before the record has them.
+    /// Changes what users may set. New limits are in force before the record has them; a network policy is durable before
+    /// it is in force.
     async fn update(&self, changes: Changes) -> Result<(), Error> {
+        let changes = changes.resolved(&self.sandbox)?;
+        if let Some(NetworkChange::Replace(policy)) = &changes.network {
+            self.app.check_network(policy)?;
+        }
         if let Some((memory_mib, limits)) = &changes.limits {
             let limits = limits.for_host(*memory_mib, &self.app.config.data_dir)?;
             let id = &self.sandbox.id;
             self.app.launcher.set_limits(id, limits).await?;
         }
-        self.save(|record| changes.apply(record)).await.map(drop)
+        let network = changes.network.is_some() && self.app.net.is_installed();
+        self.save(|record| changes.apply(record)).await?;
+        if network {
+            self.enforce_network().await?;
+        }
+        Ok(())
     }
 
     async fn change(&self, step: Step, command: Command, state: StoredState) -> Result<(), Error> {
@@ -409,6 +458,15 @@ impl SandboxOwner {
 }
 
 impl Changes {
+    /// Turns an edit of the network policy into the policy after it.
+    fn resolved(mut self, sandbox: &SandboxHandle) -> Result<Self, Error> {
+        if let Some(change) = self.network {
+            let policy = change.applied(&sandbox.record().network.policy())?;
+            self.network = Some(NetworkChange::Replace(policy));
+        }
+        Ok(self)
+    }
+
     fn apply(self, record: &mut SandboxRecord) {
         if let Some(expires) = self.expires_at_unix {
             record.expires_at_unix = expires;
@@ -419,6 +477,9 @@ impl Changes {
         if let Some((memory_mib, limits)) = self.limits {
             record.memory_limit_mib = memory_mib;
             record.limits = limits;
+        }
+        if let Some(NetworkChange::Replace(policy)) = self.network {
+            record.network = record.network.next(&policy);
         }
     }
 }
@@ -445,9 +506,14 @@ async fn serve_failed(
             () = sleep_for(remaining) => return,
             ask = queue.recv() => match ask {
                 Some(Ask::Update(changes, done)) => {
-                    let record = sandbox.update(|record| changes.apply(record));
-                    let saved = app.db.put_sandboxes(vec![record]).await;
-                    let _ = done.send(saved.map(|()| sandbox.info()).map_err(Error::from));
+                    let saved = match changes.resolved(sandbox) {
+                        Ok(changes) => {
+                            let record = sandbox.update(|record| changes.apply(record));
+                            app.db.put_sandboxes(vec![record]).await.map_err(Error::from)
+                        }
+                        Err(error) => Err(error),
+                    };
+                    let _ = done.send(saved.map(|()| sandbox.info()));
                 }
                 Some(ask) => ask.refuse(sandbox),
                 None => return,
@@ -469,7 +535,7 @@ async fn sleep_for(remaining: Option<Duration>) {
     }
 }
 
-async fn quickly<T>(work: impl Future<Output = T>) -> Result<T, Error> {
+pub(super) async fn quickly<T>(work: impl Future<Output = T>) -> Result<T, Error> {
     tokio::time::timeout(QUICK, work)
         .await
         .map_err(|_| Error::Timeout {

@@ -47,6 +47,7 @@ pub(super) async fn rollback(
         }
     };
     metrics::histogram!("forkd_rollback_pause_seconds").record(report.pause_us as f64 / 1e6);
+    owner.reset_network().await;
     settle(owner, &target, &layers).await?;
     greet_again(&owner.app, &owner.sandbox).await?;
     owner.app.events.tell(

@@ -7,6 +7,7 @@
 //! the sync covers every commit before it, because all of them are in one write-ahead log. The log is copied into the
 //! database file while no job waits.
 
+mod network;
 mod owners;
 mod records;
 mod schema;
@@ -20,10 +21,11 @@ use rusqlite::Connection;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+pub use network::{LimitsRecord, NetworkRecord};
 pub use owners::{IssuedTokens, TokenHash};
 pub use records::{
-    BuiltRecord, CheckpointRecord, DiskStack, LayerRef, RECORD_VERSION, SandboxRecord, StoredState,
-    WorkspaceRecord,
+    BuiltRecord, CheckpointRecord, DiskStack, LayerRef, OnExpiry, RECORD_VERSION, SandboxRecord,
+    StoredState, SuspendedSandbox, WorkspaceRecord,
 };
 pub use tables::{Claim, IdempotencyRecord, Stored, Unreadable};
 

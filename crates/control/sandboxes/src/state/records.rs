@@ -10,6 +10,7 @@ use forkd_types::{Digest, Engine, SandboxId, Tag};
 use forkd_vmm_proto::ImageId;
 use serde::{Deserialize, Serialize};
 
+use super::network::NetworkRecord;
 use crate::host_limits::HostLimits;
 
 /// Where a sandbox was when it was last written down.
@@ -48,6 +49,17 @@ fn first_version() -> u32 {
     1
 }
 
+/// The end of a sandbox whose time is over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnExpiry {
+    /// It is deleted.
+    #[default]
+    Delete,
+    /// Its state is written down, and a resume starts it again under its ID.
+    Suspend,
+}
+
 /// The stored state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRecord {
@@ -70,12 +82,18 @@ pub struct SandboxRecord {
     /// When it is to be deleted.
     #[serde(default)]
     pub expires_at_unix: Option<u64>,
+    /// Whether it is deleted or suspended then.
+    #[serde(default)]
+    pub on_expiry: OnExpiry,
     /// Limit on host memory.
     #[serde(default)]
     pub memory_limit_mib: Option<u64>,
     /// The other limits on host resources.
     #[serde(default)]
     pub limits: HostLimits,
+    /// The network policy; a record of a daemon without networks has none.
+    #[serde(default)]
+    pub network: NetworkRecord,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// Environment of every program that is started through an API.
@@ -217,8 +235,10 @@ impl SandboxRecord {
             owner: String::new(),
             created_at_unix: 0,
             expires_at_unix: None,
+            on_expiry: OnExpiry::Delete,
             memory_limit_mib: None,
             limits: HostLimits::default(),
+            network: NetworkRecord::default(),
             labels: BTreeMap::new(),
             env: BTreeMap::new(),
             metadata: BTreeMap::new(),
@@ -394,4 +414,33 @@ pub struct WorkspaceRecord {
     /// Where the memory of its last state lies.
     #[serde(default)]
     pub last_branch_memory_path: Option<String>,
+    /// The network policy of its sandbox; that of the daemon if missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkRecord>,
+    /// Settings of a sandbox that was suspended under its own ID. Such a workspace ends when the sandbox is resumed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_sandbox: Option<Box<SuspendedSandbox>>,
 }
+
+/// The settings that a suspended sandbox gets back when it is resumed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SuspendedSandbox {
+    #[serde(default)]
+    pub on_expiry: OnExpiry,
+    #[serde(default)]
+    pub limits: HostLimits,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    pub memory_mib: u32,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// Size of the root disk.
+    pub disk_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests;

@@ -77,6 +77,7 @@ pub async fn find(app: &Arc<App>, request: &BuildRequest) -> Result<Assets, Erro
             let disk = RootDisk::Named(allowed.file);
             (disk, record, path.display().to_string())
         }
+        Disk::Stored { path, name } => (RootDisk::Installed(path.clone()), None, name.clone()),
     };
     let kernel = match &request.kernel {
         Some(path) => allowed(&app.config, path, "kernel")?.file,

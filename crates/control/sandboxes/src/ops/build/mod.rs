@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forkd_api::{EventKind, SnapshotInfo};
-use forkd_types::Tag;
+use forkd_types::{Engine, Tag};
 
 use crate::app::App;
 use crate::error::Error;
+use crate::launch;
 use crate::limits::BuildSlot;
 use crate::ops::writing::Claimed;
 use crate::trace::TARGET;
@@ -24,12 +25,16 @@ pub enum Disk {
     Image(Tag),
     /// A file on the host.
     File(PathBuf),
+    /// Content of the store, with a name for people.
+    Stored { path: PathBuf, name: String },
 }
 
 /// A checked request for a parent.
 #[derive(Debug, Clone)]
 pub struct BuildRequest {
     pub disk: Disk,
+    /// The engine to build it on, in place of forkd's own.
+    pub engine: Option<Engine>,
     /// A kernel on the host, in place of the usual one.
     pub kernel: Option<PathBuf>,
     /// An initial RAM disk on the host, in place of the usual one.
@@ -89,6 +94,10 @@ async fn prepare(
     request: &BuildRequest,
 ) -> Result<(assets::Assets, BuildSlot), Error> {
     app.check_open()?;
+    if request.engine.is_some() {
+        // First: an image may take minutes to make.
+        launch::engine::for_parent(&app.launcher, request.engine).await?;
+    }
     let assets = assets::find(app, request).await?;
     let slot = app.limits.build(&request.owner, assets.memory_mib)?;
     app.limits.store_room(&app.store)?;

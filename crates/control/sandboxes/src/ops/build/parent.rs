@@ -54,14 +54,20 @@ pub async fn make(
     assets: Assets,
 ) -> (Result<SnapshotInfo, Error>, Option<Claimed>) {
     let id = SandboxId::from_parts(clock::unix(), rand::random());
+    let tag = claim.tag().clone();
+    let cancel = claim.allow_cancel();
     let mut claim = Some(claim);
     let building = build_vm(app, request, &id, &mut claim, &assets);
-    let result = match tokio::time::timeout(request.timeout, building).await {
-        Ok(result) => result,
-        Err(_) => Err(Error::Timeout {
-            what: "the build of the parent".to_owned(),
-            seconds: request.timeout.as_secs(),
-        }),
+    let result = tokio::select! {
+        biased;
+        () = cancel.cancelled() => Err(cancelled(&tag)),
+        result = tokio::time::timeout(request.timeout, building) => match result {
+            Ok(result) => result,
+            Err(_) => Err(Error::Timeout {
+                what: "the build of the parent".to_owned(),
+                seconds: request.timeout.as_secs(),
+            }),
+        },
     };
     let console = console_tail(app, &id);
     if let Err(error) = app.launcher.kill(&id).await {
@@ -77,6 +83,13 @@ pub async fn make(
     (result.and_then(|info| removed.map(|()| info)), claim)
 }
 
+fn cancelled(tag: &Tag) -> Error {
+    Error::refused(
+        ErrorCode::WrongState,
+        format!("the build was cancelled: snapshot {tag} was deleted"),
+    )
+}
+
 async fn build_vm(
     app: &Arc<App>,
     request: &BuildRequest,
@@ -84,8 +97,9 @@ async fn build_vm(
     claim: &mut Option<Claimed>,
     assets: &Assets,
 ) -> Result<SnapshotInfo, Error> {
+    let engine = launch::engine::for_parent(&app.launcher, request.engine).await?;
     let base = ingest_base(app, assets).await?;
-    let mut parent = Parent::launch(app, id, claim.as_ref(), assets, &base).await?;
+    let mut parent = Parent::launch(app, id, claim.as_ref(), engine, assets, &base).await?;
     parent.boot(assets, &base).await?;
     // One deadline for all calls, which is that of the request.
     let client = parent.agent().await?.by(Deadline::within(request.timeout));
@@ -114,6 +128,11 @@ async fn build_vm(
     client.close();
     drop(client);
     let owned = claim.take().ok_or(Error::Task)?;
+    if owned.forbid_cancel() {
+        let error = cancelled(owned.tag());
+        *claim = Some(owned);
+        return Err(error);
+    }
     let (done, given_back) = cut_parent(&mut parent.owner, owned, about).await;
     *claim = Some(given_back);
     Ok(done?.info)
@@ -168,11 +187,11 @@ impl Parent {
         app: &Arc<App>,
         id: &SandboxId,
         claim: Option<&Claimed>,
+        engine: Engine,
         assets: &Assets,
         base: &Ingested,
     ) -> Result<Self, Error> {
         let tag = claim.ok_or(Error::Task)?.tag().clone();
-        let engine = app.launcher.engine().await?;
         let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
         let taken = app
             .launcher
@@ -211,7 +230,7 @@ impl Parent {
         let input = BootInput {
             kernel: clone(&assets.kernel)?,
             initramfs: Some(clone(&assets.initramfs)?),
-            cmdline: LINUX_CMDLINE.to_owned(),
+            cmdline: cmdline(),
             base: self
                 .owner
                 .app
@@ -391,6 +410,11 @@ async fn numpy_version(client: &Calls, assets: &Assets) -> String {
     }
 }
 
+/// The kernel command line of every parent.
+fn cmdline() -> String {
+    format!("{LINUX_CMDLINE} {}", launch::network_words())
+}
+
 /// The parent as a sandbox. Its first snapshot has the tag that is built, and no snapshot lies below it.
 fn record(
     id: SandboxId,
@@ -415,7 +439,7 @@ fn record(
             kernel: assets.kernel.path.display().to_string(),
             kernel_digest: None,
             initramfs_digest: None,
-            cmdline: LINUX_CMDLINE.to_owned(),
+            cmdline: cmdline(),
         },
         ..SandboxRecord::unreadable(id)
     }

@@ -7,11 +7,12 @@ use std::os::fd::AsFd;
 
 use forkd_store::Ingested;
 
-use super::{CutMode, Place};
+use super::Place;
 use crate::app::App;
 use crate::error::Error;
 use crate::limits::PromisedMemory;
 use crate::process;
+use crate::sandbox::headroom;
 use crate::state::SandboxRecord;
 
 /// Live cuts in a row that build on each other. The next one holds every page that differs from the start of the source,
@@ -24,29 +25,23 @@ pub(super) fn is_deep(record: &SandboxRecord) -> bool {
     built.saturating_sub(record.memory.layers.len()) >= MAX_DEPTH
 }
 
-/// Where the pages of a live cut go, with a promise for their memory. The memory counts in the cgroup of the source, so
-/// a source whose limit has no room for its own pages twice is copied to a file.
+/// Where the pages of a live cut go, with a promise for their memory. The memory counts in the cgroup of the source as long
+/// as a child uses it. A source whose limit has no room for these pages beside all of its guest's memory is therefore
+/// copied to a file, which the kernel can write back.
 pub(super) fn room(
     app: &App,
     record: &SandboxRecord,
-    mode: CutMode,
+    copied_mib: u64,
 ) -> Result<(Place, Option<PromisedMemory>), Error> {
-    let whole = u64::from(record.memory_mib);
-    let private = record
-        .pid
-        .and_then(process::anonymous_bytes)
-        .map_or(whole, |bytes| bytes.div_ceil(1 << 20));
-    let copied = match mode {
-        CutMode::Full => whole,
-        CutMode::Diff => private.min(whole),
-    };
-    if record
-        .memory_limit_mib
-        .is_some_and(|limit| private + copied > limit)
-    {
+    // Memory of the VMM itself and of earlier live cuts.
+    let held = record.pid.and_then(process::held_bytes);
+    let beside = held.map_or(0, |bytes| bytes.div_ceil(1 << 20));
+    let beside = beside.saturating_sub(headroom::private_mib(record));
+    let all = u64::from(record.memory_mib) + beside + copied_mib;
+    if record.memory_limit_mib.is_some_and(|limit| all > limit) {
         return Ok((Place::MixedMemory, None));
     }
-    let promised = app.limits.live_cut(copied)?;
+    let promised = app.limits.live_cut(copied_mib)?;
     Ok((Place::Memory, Some(promised)))
 }
 
@@ -112,13 +107,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (app, _endings) = App::open(Config::below(dir.path())).unwrap();
         let mut record = record();
-        let (place, promised) = room(&app, &record, CutMode::Diff).unwrap();
+        let (place, promised) = room(&app, &record, 10).unwrap();
         assert_eq!(place, Place::Memory);
         assert!(promised.is_some());
-        record.memory_limit_mib = Some(64);
-        let (place, promised) = room(&app, &record, CutMode::Full).unwrap();
+        // The guest may fill its memory later, and the copy still counts then.
+        record.memory_limit_mib = Some(64 + 9);
+        let (place, promised) = room(&app, &record, 10).unwrap();
         assert_eq!(place, Place::MixedMemory);
         assert!(promised.is_none());
+        record.memory_limit_mib = Some(64 + 10);
+        assert_eq!(room(&app, &record, 10).unwrap().0, Place::Memory);
     }
 
     #[test]
@@ -129,7 +127,7 @@ mod tests {
             ..Config::below(dir.path())
         };
         let (app, _endings) = App::open(config).unwrap();
-        let refused = room(&app, &record(), CutMode::Full).unwrap_err();
+        let refused = room(&app, &record(), 64).unwrap_err();
         assert_eq!(refused.code(), forkd_api::ErrorCode::LimitReached);
     }
 }

@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 
 use super::freeze::FrozenSource;
 use super::handle::SandboxHandle;
+use super::headroom;
 use super::layers;
 use super::owner::SandboxOwner;
 use super::state::Step;
@@ -156,7 +157,9 @@ pub struct CutDone {
 /// Carries a cut out.
 pub(super) async fn serve(owner: &mut SandboxOwner, ask: CutAsk) {
     let sandbox = Arc::clone(&owner.sandbox);
-    if let Err(error) = owner.require(Capability::LiveCut) {
+    if ask.destination.goes_on()
+        && let Err(error) = owner.require(Capability::LiveCut)
+    {
         return ask.refuse(error);
     }
     if !sandbox.step(Step::BeginCut) {
@@ -286,18 +289,45 @@ impl<'a> Cut<'a> {
     }
 
     async fn run(&mut self) -> Result<CutDone, Error> {
-        let started = Instant::now();
         let record = self.owner.sandbox.record();
+        self.choose_extent(&record);
+        let app = Arc::clone(&self.owner.app);
+        let headroom = headroom::raise(&app, &record, self.copied_mib(&record)).await?;
+        let result = self.carry_out().await;
+        if let Some(headroom) = headroom {
+            headroom.lower(&app, &record).await;
+        }
+        result
+    }
+
+    /// Decides what the cut builds on, and whether it writes all of memory.
+    fn choose_extent(&mut self, record: &SandboxRecord) {
         let capabilities = self.owner.vmm.capabilities();
         let layered = capabilities.contains(Capability::LayeredMemory);
-        let is_live = matches!(self.destination, Destination::Live);
-        self.onto_start = is_live && live::is_deep(&record);
-        if !layered || self.base(&record).0.layers.len() >= MAX_MEMORY_LAYERS {
+        self.onto_start = self.is_live() && live::is_deep(record);
+        if !layered || self.base(record).0.layers.len() >= MAX_MEMORY_LAYERS {
             self.mode = CutMode::Full;
         }
+    }
+
+    fn is_live(&self) -> bool {
+        matches!(self.destination, Destination::Live)
+    }
+
+    /// MiB of memory that the cut writes at most.
+    fn copied_mib(&self, record: &SandboxRecord) -> u64 {
+        match self.mode {
+            CutMode::Full => u64::from(record.memory_mib),
+            CutMode::Diff => headroom::private_mib(record),
+        }
+    }
+
+    async fn carry_out(&mut self) -> Result<CutDone, Error> {
+        let started = Instant::now();
+        let record = self.owner.sandbox.record();
         // Counts until the pages are there: from then on the host's own figures have them.
-        let (place, _promised) = if is_live {
-            live::room(&self.owner.app, &record, self.mode)?
+        let (place, _promised) = if self.is_live() {
+            live::room(&self.owner.app, &record, self.copied_mib(&record))?
         } else {
             (Place::Disk, None)
         };

@@ -1,7 +1,7 @@
 //! From the files of a cut to its destination.
 //!
-//! The files become content of the store, or volatile content for a live fork, and the record of the sandbox names that content in their place. Only
-//! `Cut::reach` decides whether the content gets a tag and becomes durable.
+//! The files become content of the store, or volatile content for a live fork, and the record of the sandbox names that
+//! content in their place. Only `Cut::publish` decides whether the content gets a tag and becomes durable.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forkd_store::{
-    BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, Published, SCHEMA, Versions,
+    BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Versions,
 };
 use forkd_types::Digest;
 use forkd_vmm_proto::CutReport;
@@ -46,13 +46,14 @@ impl Cut<'_> {
         started: Instant,
     ) -> Result<CutDone, Error> {
         let app = Arc::clone(&self.owner.app);
+        // Decides whether the content gets a name and becomes durable.
+        let named = self.destination.tag().is_some();
         let content = {
             let record = record.clone();
-            let named = self.destination.tag().is_some();
             app.blocking(move |app| ingest(app, &record, &files, named))
                 .await?
         };
-        if self.destination.tag().is_none() {
+        if !named {
             // A later daemon needs the memory and the disks. The state is used by the children that start now.
             let layers = content.layers.iter().map(|(_, layer)| layer);
             let kept = layers.chain(&content.index).chain([&content.memory]);
@@ -62,16 +63,21 @@ impl Cut<'_> {
         layers::shorten(self.owner).await?;
         let record = self.owner.sandbox.record();
         let manifest = self.manifest(&record, &content, report, started);
-        let path = match self.destination.tag() {
-            Some(_) => Some(app.store.layout().blob(&content.memory.blob.digest)),
-            None => None,
-        };
+        let path = named.then(|| app.store.layout().blob(&content.memory.blob.digest));
         let built = BuiltRecord {
             image: report.image,
             memory: manifest.memory.clone(),
         };
         check_budget(&manifest)?;
-        let published = self.reach(manifest).await?;
+        let published = app
+            .blocking(move |app| {
+                let published = match named {
+                    true => app.store.publish(manifest),
+                    false => app.store.unnamed(manifest),
+                };
+                published.map_err(Error::store("the snapshot could not be stored"))
+            })
+            .await?;
         let record = self
             .owner
             .save(|record| {
@@ -90,22 +96,6 @@ impl Cut<'_> {
             info.diff_logical_bytes = Some(u64::from(published.manifest.memory_mib) << 20);
         }
         Ok(CutDone { published, info })
-    }
-
-    /// The one place that decides whether content gets a name and becomes durable.
-    async fn reach(&self, manifest: Manifest) -> Result<Published, Error> {
-        let named = self.destination.tag().is_some();
-        self.owner
-            .app
-            .blocking(move |app| {
-                let published = if named {
-                    app.store.publish(manifest)
-                } else {
-                    app.store.unnamed(manifest)
-                };
-                published.map_err(Error::store("the snapshot could not be stored"))
-            })
-            .await
     }
 
     /// Replaces files of the sandbox by content in its record, and then removes their old names.

@@ -1,0 +1,265 @@
+//! The connection to `forkd-net`, the network engine.
+//!
+//! [`NetLauncher`] starts the program if it does not run, gives it the settings of the operator, and connects again after
+//! a failure. The engine survives the daemon. A host without the program runs sandboxes with the mode `none` only.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forkd_net_proto::{NetCounters, NetError, NetStats, OpenFlow};
+use forkd_types::{Policy, Rule, SandboxId};
+use forkd_vmm_link::{LogPage, NetEngine, NetEngineError, NetNews, end_net_engine};
+use tokio::sync::mpsc;
+
+use super::program::{self, NotStarted};
+use crate::config::NetworkConfig;
+
+/// The network engine of this host.
+#[derive(Debug)]
+pub struct NetLauncher {
+    config: NetworkConfig,
+    socket: PathBuf,
+    current: Mutex<Option<Arc<NetEngine>>>,
+    connecting: tokio::sync::Mutex<()>,
+    /// Each new connection's stream of reports goes here.
+    connections: mpsc::UnboundedSender<NetNews>,
+    receiver: Mutex<Option<mpsc::UnboundedReceiver<NetNews>>>,
+    counted: Mutex<Counted>,
+}
+
+/// Counters over all engines since the daemon started.
+#[derive(Debug, Default)]
+struct Counted {
+    /// Sums of engines that ended.
+    past: NetCounters,
+    /// The last answer of the engine that runs.
+    last: NetCounters,
+}
+
+impl NetLauncher {
+    /// Does not connect yet.
+    pub fn new(config: NetworkConfig, socket: PathBuf) -> Self {
+        let (connections, receiver) = mpsc::unbounded_channel();
+        Self {
+            config,
+            socket,
+            current: Mutex::new(None),
+            connecting: tokio::sync::Mutex::new(()),
+            connections,
+            receiver: Mutex::new(Some(receiver)),
+            counted: Mutex::default(),
+        }
+    }
+
+    /// The program is there.
+    pub fn is_installed(&self) -> bool {
+        self.config.program.is_file()
+    }
+
+    pub fn program(&self) -> &Path {
+        &self.config.program
+    }
+
+    /// The rules of the operator.
+    pub fn floor(&self) -> &[Rule] {
+        &self.config.floor
+    }
+
+    /// Streams of reports, one for each connection. The first caller gets them.
+    pub fn connections(&self) -> Option<mpsc::UnboundedReceiver<NetNews>> {
+        lock(&self.receiver).take()
+    }
+
+    /// Serves a sandbox through a frame socket.
+    pub async fn attach(
+        &self,
+        id: &SandboxId,
+        policy: Policy,
+        generation: u64,
+        frames: &OwnedFd,
+    ) -> Result<(), NetEngineError> {
+        let engine = self.connected().await?;
+        self.noted(engine.attach(id, policy, generation, frames).await)
+    }
+
+    /// Puts a policy in force; false if the engine does not serve the sandbox.
+    pub async fn set_policy(
+        &self,
+        id: &SandboxId,
+        policy: Policy,
+        generation: u64,
+    ) -> Result<bool, NetEngineError> {
+        let engine = self.connected().await?;
+        match self.noted(engine.set_policy(id, policy, generation).await) {
+            Ok(()) => Ok(true),
+            Err(NetEngineError::Refused(NetError::Unknown { .. })) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends every connection of a sandbox. A sandbox that the engine does not serve has none.
+    pub async fn reset(&self, id: &SandboxId) -> Result<(), NetEngineError> {
+        let engine = self.connected().await?;
+        match self.noted(engine.reset(id).await) {
+            Err(NetEngineError::Refused(NetError::Unknown { .. })) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// The state of one sandbox; `None` if the engine does not serve it.
+    pub async fn stats(&self, id: &SandboxId) -> Result<Option<NetStats>, NetEngineError> {
+        let engine = self.connected().await?;
+        self.noted(engine.stats(id).await)
+    }
+
+    /// Open flows of a sandbox.
+    pub async fn flows(&self, id: &SandboxId) -> Result<Vec<OpenFlow>, NetEngineError> {
+        let engine = self.connected().await?;
+        self.noted(engine.flows(id).await)
+    }
+
+    /// Entries of the flow log after a number.
+    pub async fn log(&self, id: &SandboxId, after: u64) -> Result<LogPage, NetEngineError> {
+        let engine = self.connected().await?;
+        self.noted(engine.log(id, after).await)
+    }
+
+    /// Ends the networks of sandboxes that `is_known` does not know.
+    pub async fn detach_unknown(
+        &self,
+        is_known: impl Fn(&SandboxId) -> bool,
+    ) -> Result<(), NetEngineError> {
+        let engine = self.connected().await?;
+        for id in self.noted(engine.list().await)? {
+            if !is_known(&id) {
+                tracing::info!(sandbox = %id, "network of no sandbox ended");
+                self.noted(engine.detach(&id).await)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counters since the daemon started and the number of sandboxes, without starting the engine.
+    pub async fn totals(&self) -> Result<(NetCounters, u32), NetEngineError> {
+        let engine = self.running().await?;
+        let (now, sandboxes) = self.noted(engine.totals().await)?;
+        let mut counted = lock(&self.counted);
+        // Another engine counts from zero.
+        if now.frames_up < counted.last.frames_up || now.dns < counted.last.dns {
+            let ended = counted.last;
+            counted.past.add(&ended);
+        }
+        counted.last = now;
+        let mut sum = counted.past;
+        sum.add(&now);
+        Ok((sum, sandboxes))
+    }
+
+    /// The name servers of the guests, without starting the engine.
+    pub async fn resolvers(&self) -> Result<Vec<IpAddr>, NetEngineError> {
+        let engine = self.running().await?;
+        Ok(match self.config.resolvers.as_slice() {
+            [] => engine.resolvers().to_vec(),
+            given => given.iter().map(SocketAddr::ip).collect(),
+        })
+    }
+
+    /// Ends the engine and every connection of every sandbox. No other is started while the answer is held.
+    pub async fn end(&self) -> std::io::Result<tokio::sync::MutexGuard<'_, ()>> {
+        let one = self.connecting.lock().await;
+        self.disconnected();
+        self.end_process().await?;
+        Ok(one)
+    }
+
+    async fn end_process(&self) -> std::io::Result<()> {
+        let path = self.socket.clone();
+        tokio::task::spawn_blocking(move || end_net_engine(&path))
+            .await
+            .map_err(std::io::Error::other)?
+    }
+
+    /// Forgets the connection, so that the next use makes a new one.
+    pub fn disconnected(&self) {
+        lock(&self.current).take();
+    }
+
+    /// A connection that failed is not used again.
+    fn noted<T>(&self, result: Result<T, NetEngineError>) -> Result<T, NetEngineError> {
+        if matches!(result, Err(NetEngineError::Link(_))) {
+            self.disconnected();
+        }
+        result
+    }
+
+    async fn running(&self) -> Result<Arc<NetEngine>, NetEngineError> {
+        let current = lock(&self.current).clone();
+        match current {
+            Some(engine) => Ok(engine),
+            None => Ok(Arc::new(NetEngine::connect(&self.socket).await?.0)),
+        }
+    }
+
+    /// A connection to the engine, which is started if it does not run.
+    pub async fn connected(&self) -> Result<Arc<NetEngine>, NetEngineError> {
+        let current = lock(&self.current).clone();
+        if let Some(engine) = current {
+            return Ok(engine);
+        }
+        let _one = self.connecting.lock().await;
+        let current = lock(&self.current).clone();
+        if let Some(engine) = current {
+            return Ok(engine);
+        }
+        let (engine, news) = match NetEngine::connect(&self.socket).await {
+            Ok(connected) => connected,
+            Err(NetEngineError::Refused(NetError::Version { ours, theirs })) => {
+                tracing::warn!(
+                    found = ours,
+                    wanted = theirs,
+                    "forkd-net is of another version; it ends, with the connections of all sandboxes"
+                );
+                let failed = |source| self.failed(source);
+                self.end_process().await.map_err(failed)?;
+                self.start().await?
+            }
+            Err(_) => self.start().await?,
+        };
+        // Before the first sandbox is attached: the rules of the operator hold from its first packet on.
+        let (floor, resolvers) = (self.config.floor.clone(), self.config.resolvers.clone());
+        engine.configure(floor, resolvers).await?;
+        let engine = Arc::new(engine);
+        *lock(&self.current) = Some(Arc::clone(&engine));
+        // The receiver may be gone when the daemon stops.
+        let _ = self.connections.send(news);
+        Ok(engine)
+    }
+
+    async fn start(&self) -> Result<(NetEngine, NetNews), NetEngineError> {
+        program::start(
+            &self.config.program,
+            &self.socket,
+            &[],
+            async |socket: &Path| NetEngine::connect(socket).await,
+            |_| false,
+        )
+        .await
+        .map_err(|error| match error {
+            NotStarted::Io(source) => self.failed(source),
+            NotStarted::Connect(error) => error,
+        })
+    }
+
+    fn failed(&self, source: std::io::Error) -> NetEngineError {
+        NetEngineError::Connect {
+            path: self.config.program.clone(),
+            source,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

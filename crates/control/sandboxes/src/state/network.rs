@@ -1,0 +1,118 @@
+//! The stored network policy of a sandbox.
+
+use forkd_types::{Mode, NetLimits, Policy};
+use serde::{Deserialize, Serialize};
+
+/// A network policy in the state database. Rules are text, in the form that requests have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkRecord {
+    /// The name of the mode.
+    pub mode: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LimitsRecord>,
+    /// Grows with every change, so that the engine's policy can be compared with this one.
+    #[serde(default)]
+    pub generation: u64,
+}
+
+/// Limits that differ from the defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitsRecord {
+    pub connections: u32,
+    pub new_per_second: u32,
+    pub dns_per_second: u32,
+}
+
+impl Default for NetworkRecord {
+    /// The network of a sandbox of a daemon that knew no networks.
+    fn default() -> Self {
+        Self::first(&Policy::none())
+    }
+}
+
+impl NetworkRecord {
+    /// The policy with which a sandbox starts.
+    pub fn first(policy: &Policy) -> Self {
+        Self::numbered(policy, 1)
+    }
+
+    /// The record after a change.
+    pub fn next(&self, policy: &Policy) -> Self {
+        Self::numbered(policy, self.generation.saturating_add(1))
+    }
+
+    fn numbered(policy: &Policy, generation: u64) -> Self {
+        let limits = *policy.limits();
+        Self {
+            mode: policy.mode().to_string(),
+            rules: policy.rules().iter().map(ToString::to_string).collect(),
+            limits: (limits != NetLimits::default()).then_some(LimitsRecord {
+                connections: limits.connections,
+                new_per_second: limits.new_per_second,
+                dns_per_second: limits.dns_per_second,
+            }),
+            generation,
+        }
+    }
+
+    /// The policy. A record that cannot be read allows nothing.
+    pub fn policy(&self) -> Policy {
+        self.read().unwrap_or_else(|problem| {
+            tracing::error!(
+                problem,
+                "a stored network policy is invalid and allows nothing"
+            );
+            Policy::none()
+        })
+    }
+
+    fn read(&self) -> Result<Policy, String> {
+        let mode: Mode = self.mode.parse().map_err(|error| format!("{error}"))?;
+        let rules = self.rules.iter().map(|rule| rule.parse());
+        let rules = rules
+            .collect::<Result<Vec<_>, forkd_types::InvalidRule>>()
+            .map_err(|error| forkd_types::chain(&error))?;
+        let limits = self
+            .limits
+            .map_or_else(NetLimits::default, |limits| NetLimits {
+                connections: limits.connections,
+                new_per_second: limits.new_per_second,
+                dns_per_second: limits.dns_per_second,
+            });
+        Policy::new(mode, rules, limits).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_stored_and_read_back() {
+        let rules = vec!["allow *.a.example:443".parse().unwrap()];
+        let limits = NetLimits {
+            connections: 3,
+            ..NetLimits::default()
+        };
+        let policy = Policy::new(Mode::Custom, rules, limits).unwrap();
+        let first = NetworkRecord::first(&policy);
+        let text = serde_json::to_string(&first).unwrap();
+        let back: NetworkRecord = serde_json::from_str(&text).unwrap();
+        assert_eq!(back.policy(), policy);
+        assert_eq!(back.next(&policy).generation, 2);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_allows_nothing() {
+        for text in [
+            r#"{"mode": "later"}"#,
+            r#"{"mode": "custom", "rules": ["allow"]}"#,
+            r#"{"mode": "none", "rules": ["allow *"]}"#,
+        ] {
+            let record: NetworkRecord = serde_json::from_str(text).unwrap();
+            assert_eq!(record.policy(), Policy::none(), "{text}");
+        }
+    }
+}

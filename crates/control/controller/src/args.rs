@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line of the daemon.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,9 @@ use forkd_edge::config::{
     AuditLimits, ConnectionLimits, EdgeConfig, ListenAddr, RequestLimits, TlsFiles,
 };
 use forkd_edge::telemetry::Collector;
-use forkd_sandboxes::config::Config;
+use forkd_planes::e2b::E2bConfig;
+use forkd_sandboxes::config::{Config, NetworkConfig};
+use forkd_types::{Action, Mode, NetLimits, NodeName, Policy, Rule};
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
 const MIB: u64 = 1 << 20;
@@ -21,12 +23,12 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug, Parser)]
 #[command(name = "forkd-controller", version, arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the daemon's program can do.
+/// The subcommands of the daemon.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the REST API
@@ -56,6 +58,23 @@ pub struct Settings {
     pub drain: Duration,
     /// Refuse to start if a wall around sandboxes does not stand.
     pub require_jail: bool,
+    /// The E2B plane; none unless it is switched on.
+    pub e2b: Option<E2bConfig>,
+    /// The tools behind `/mcp`, if it is served.
+    pub mcp: Option<forkd_mcp::Selection>,
+    /// How the daemon is registered in a fleet.
+    pub fleet: Option<Fleet>,
+}
+
+/// How the daemon is registered in a fleet.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    /// Endpoints of etcd.
+    pub etcd: Vec<String>,
+    /// The name of the host.
+    pub name: NodeName,
+    /// The address of the daemon.
+    pub url: String,
 }
 
 /// Arguments of `forkd-controller serve`.
@@ -204,6 +223,9 @@ pub struct ServeArgs {
         value_name = "MIB"
     )]
     store_limit_mib: u64,
+    /// File of allowed signers in the format of OpenSSH: artifacts without a signature of one of them are refused
+    #[arg(long, env = "FORKD_HUB_SIGNERS", value_name = "FILE")]
+    hub_signers: Option<PathBuf>,
     /// MiB of host memory that stay free: a create that would go below is refused
     #[arg(
         long,
@@ -229,12 +251,85 @@ pub struct ServeArgs {
     /// Refuse to start if one of the walls around sandboxes does not stand on this host; GET /v1/status lists them
     #[arg(long, env = "FORKD_REQUIRE_JAIL")]
     require_jail: bool,
+    /// The name of this host in a fleet, five lower-case letters and digits; it becomes part of the IDs of sandboxes
+    #[arg(long, env = "FORKD_NODE", value_name = "NAME")]
+    node: Option<NodeName>,
+    /// An etcd endpoint in which this host is registered for gateways; may be given several times
+    #[arg(
+        long,
+        env = "FORKD_ETCD",
+        value_name = "URL",
+        value_delimiter = ',',
+        requires = "node",
+        requires = "advertise"
+    )]
+    etcd: Vec<String>,
+    /// The address under which gateways reach this daemon, such as http://10.0.0.1:8889
+    #[arg(long, env = "FORKD_ADVERTISE", value_name = "URL", requires = "etcd")]
+    advertise: Option<String>,
+    /// Serve tools for models on /mcp: compat, core, all, or names separated by commas [default: core]
+    #[arg(
+        long,
+        env = "FORKD_MCP",
+        num_args = 0..=1,
+        default_missing_value = "core",
+        value_name = "TOOLS"
+    )]
+    mcp: Option<forkd_mcp::Selection>,
     /// forkd-spawn [default: beside this program]
     #[arg(long, env = "FORKD_SPAWN_PROGRAM", value_name = "PATH")]
     spawn_program: Option<PathBuf>,
+    /// Network policy of sandboxes whose request names none: none, public, open or custom; custom denies all
+    #[arg(
+        long,
+        env = "FORKD_NETWORK_DEFAULT",
+        default_value_t = Mode::None,
+        value_name = "MODE"
+    )]
+    network_default: Mode,
+    /// A rule that no policy can override, such as "deny 203.0.113.0/24" or "deny *:25"; may be given several times
+    #[arg(long, env = "FORKD_NETWORK_FLOOR", value_name = "RULE", value_delimiter = ';', value_parser = denial)]
+    network_floor: Vec<Rule>,
+    /// Name server for the guests, as ADDRESS:PORT; may be given several times [default: those of this host]
+    #[arg(
+        long,
+        env = "FORKD_NETWORK_RESOLVER",
+        value_name = "ADDRESS:PORT",
+        value_delimiter = ','
+    )]
+    network_resolver: Vec<SocketAddr>,
+    /// forkd-net, the network engine [default: beside this program]
+    #[arg(long, env = "FORKD_NET_PROGRAM", value_name = "PATH")]
+    net_program: Option<PathBuf>,
     /// forkd-image [default: beside this program]
     #[arg(long, env = "FORKD_IMAGE_PROGRAM", value_name = "PATH")]
     image_program: Option<PathBuf>,
+    /// Firecracker, as a second engine [default: firecracker on PATH, if it is there]
+    #[arg(long, env = "FORKD_FIRECRACKER", value_name = "PATH")]
+    firecracker: Option<PathBuf>,
+    /// How registries of container images are reached [default: /etc/forkd/registries.toml if it exists]
+    #[arg(long, env = "FORKD_REGISTRIES", value_name = "FILE")]
+    registries: Option<PathBuf>,
+    /// Serve the protocol of the E2B SDKs on the same addresses
+    #[arg(long, env = "FORKD_E2B")]
+    e2b: bool,
+    /// The domain under which ports of sandboxes have host names, PORT-ID.DOMAIN, with a port if it is not the usual one
+    #[arg(
+        long,
+        env = "FORKD_E2B_DOMAIN",
+        value_name = "DOMAIN",
+        requires = "e2b"
+    )]
+    e2b_domain: Option<String>,
+    /// A template name of the E2B protocol that stands for a snapshot; may be given several times
+    #[arg(
+        long,
+        env = "FORKD_E2B_TEMPLATE",
+        value_name = "NAME=TAG",
+        value_delimiter = ',',
+        requires = "e2b"
+    )]
+    e2b_template: Vec<String>,
     /// Send traces to this OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318 [default: none are made]
     #[arg(
         long,
@@ -257,6 +352,42 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// The Firecracker to offer as an engine: the one that is named, or the one on `PATH`.
+    fn firecracker(&self) -> anyhow::Result<Option<PathBuf>> {
+        let Some(path) = &self.firecracker else {
+            // VMs of Firecracker lack a wall.
+            return Ok(on_path("firecracker").filter(|_| !self.require_jail));
+        };
+        if self.require_jail {
+            bail!(
+                "--require-jail and --firecracker exclude each other: VMs of Firecracker keep the mounts of the host"
+            );
+        }
+        let path = std::path::absolute(path).context("--firecracker is no path")?;
+        if !path.is_file() {
+            bail!("--firecracker: there is no program {}", path.display());
+        }
+        Ok(Some(path))
+    }
+
+    /// The settings of the E2B plane, if it is switched on.
+    fn e2b(&self) -> anyhow::Result<Option<E2bConfig>> {
+        if !self.e2b {
+            return Ok(None);
+        }
+        Ok(Some(E2bConfig::new(
+            self.e2b_domain.as_deref(),
+            &self.e2b_template,
+        )?))
+    }
+
+    /// Names under which clients without a token may address the daemon. The E2B SDKs make up one of the domain.
+    fn allowed_hosts(&self, e2b: Option<&E2bConfig>) -> Vec<String> {
+        let api = e2b.and_then(E2bConfig::host);
+        let api = api.map(|host| format!("api.{host}"));
+        self.allow_host.iter().cloned().chain(api).collect()
+    }
+
     /// What was typed, checked.
     pub fn settings(&self) -> anyhow::Result<Settings> {
         let listen = self.listen()?;
@@ -287,6 +418,7 @@ impl ServeArgs {
             bail!("--max-connections and --max-connections-per-peer must be at least 1");
         }
         check_exposure(&listen, self.token_file.as_deref())?;
+        let e2b = self.e2b()?;
         let data_dir = self.data_dir()?;
         let edge = EdgeConfig {
             listen,
@@ -315,7 +447,7 @@ impl ServeArgs {
                     .unwrap_or(self.max_requests.div_ceil(2)),
                 per_second: self.requests_per_second,
             },
-            allowed_hosts: self.allow_host.clone(),
+            allowed_hosts: self.allowed_hosts(e2b.as_ref()),
         };
         let sandboxes = Config {
             run_dir: self.run_dir()?,
@@ -325,6 +457,8 @@ impl ServeArgs {
                 .unwrap_or_else(|| data_dir.join("state.db")),
             spawn_program: program(self.spawn_program.as_deref(), "forkd-spawn")?,
             image_program: program(self.image_program.as_deref(), "forkd-image")?,
+            firecracker: self.firecracker()?,
+            registries: self.registries.clone(),
             allowed_paths: self.allow_path.clone(),
             branch_concurrency: self.branch_concurrency,
             max_builds: self.max_builds,
@@ -334,9 +468,12 @@ impl ServeArgs {
             disk_limit_bytes: self.disk_limit_mib.saturating_mul(MIB),
             store_limit_bytes: (self.store_limit_mib > 0)
                 .then_some(self.store_limit_mib.saturating_mul(MIB)),
+            hub_signers: self.hub_signers.as_deref().map(signers).transpose()?,
             reserve_mib: self.reserve_mib,
             ready_timeout: Duration::from(self.ready_timeout).max(Duration::from_secs(1)),
             pool: self.pool,
+            node: self.node.clone(),
+            network: self.network()?,
             data_dir,
         };
         Ok(Settings {
@@ -344,6 +481,30 @@ impl ServeArgs {
             sandboxes,
             drain: self.drain.into(),
             require_jail: self.require_jail,
+            e2b,
+            mcp: self.mcp.clone(),
+            fleet: self.fleet(),
+        })
+    }
+
+    fn fleet(&self) -> Option<Fleet> {
+        if self.etcd.is_empty() {
+            return None;
+        }
+        Some(Fleet {
+            etcd: self.etcd.clone(),
+            name: self.node.clone()?,
+            url: self.advertise.clone()?,
+        })
+    }
+
+    fn network(&self) -> anyhow::Result<NetworkConfig> {
+        let default = Policy::new(self.network_default, Vec::new(), NetLimits::default())?;
+        Ok(NetworkConfig {
+            program: program(self.net_program.as_deref(), "forkd-net")?,
+            default,
+            floor: self.network_floor.clone(),
+            resolvers: self.network_resolver.clone(),
         })
     }
 
@@ -404,6 +565,15 @@ impl ServeArgs {
     }
 }
 
+/// A rule for the floor. Only denials can be enforced against every policy.
+fn denial(text: &str) -> Result<Rule, String> {
+    let rule: Rule = text.parse().map_err(|error| forkd_types::chain(&error))?;
+    match rule.action {
+        Action::Deny => Ok(rule),
+        Action::Allow => Err("a rule of the operator starts with \"deny \"".to_owned()),
+    }
+}
+
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -412,6 +582,14 @@ fn tcp(text: &str) -> anyhow::Result<SocketAddr> {
     text.replace("localhost:", "127.0.0.1:")
         .parse()
         .with_context(|| format!("{text:?} is no address: write HOST:PORT or unix:///path"))
+}
+
+/// Reads the keys whose signatures artifacts must have.
+fn signers(path: &Path) -> anyhow::Result<forkd_hub::sign::Signers> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the signers in {}", path.display()))?;
+    forkd_hub::sign::Signers::parse(&text)
+        .map_err(|error| anyhow::anyhow!("{} cannot be used: {error}", path.display()))
 }
 
 /// Refuses to open a door without a lock.
@@ -427,6 +605,15 @@ fn check_exposure(listen: &[ListenAddr], token_file: Option<&Path>) -> anyhow::R
         }
     }
     Ok(())
+}
+
+/// A program by its name, in the folders of `PATH`.
+fn on_path(name: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders)
+        .filter(|folder| folder.is_absolute())
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }
 
 fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
@@ -495,6 +682,9 @@ mod tests {
             &["--max-sandboxes", "0"],
             &["--max-connections", "0"],
             &["--max-connections-per-peer", "0"],
+            &["--network-default", "offline"],
+            &["--network-floor", "allow public"],
+            &["--network-resolver", "host"],
         ] {
             assert!(config(args).is_err(), "{args:?}");
         }

@@ -2,5 +2,6 @@
 //! together, and runs them until it is told to stop.
 
 pub mod args;
+pub mod mcp;
 pub mod program;
 pub mod serve;

@@ -9,6 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Interval;
+use tokio_util::sync::CancellationToken;
 
 use axum::Router;
 use forkd_edge::activation;
@@ -17,14 +18,18 @@ use forkd_edge::gate::Gate;
 use forkd_edge::listen::{self, Bound, Limits, Server, Tls};
 use forkd_edge::metrics;
 use forkd_edge::tokens::Tokens;
+use forkd_fleet::etcd::{Etcd, EtcdError};
+use forkd_mcp::Selection;
+use forkd_planes::e2b::{self, E2bConfig};
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::chain;
 use forkd_sandboxes::health;
-use forkd_sandboxes::ops::workspaces;
+use forkd_sandboxes::ops::{network, workspaces};
 use forkd_sandboxes::sandbox::adopt::adopt;
 
 use crate::args::Settings;
+use crate::mcp;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
@@ -49,17 +54,42 @@ pub struct Front {
 }
 
 impl Front {
-    /// Reads the tokens and puts the gate before the planes.
+    /// Reads the tokens and puts the gate before the REST plane.
     pub fn open(app: &Arc<App>, edge: &EdgeConfig) -> anyhow::Result<Self> {
+        Self::with_e2b(app, edge, None)
+    }
+
+    /// The same with the E2B plane, if it is set up.
+    pub fn with_e2b(
+        app: &Arc<App>,
+        edge: &EdgeConfig,
+        e2b: Option<E2bConfig>,
+    ) -> anyhow::Result<Self> {
         let gate = Gate::open(edge)?;
         let tokens = Tokens::open(&app.db, &gate.auth).context("the tokens cannot be read")?;
         let tokens = Arc::new(tokens);
         let plane = forkd_planes::rest::router(Arc::clone(app), Arc::clone(&tokens));
+        let rest = gate.guard(plane);
+        let router = match e2b {
+            Some(config) => e2b::front(app, config, &gate, rest)?,
+            None => rest,
+        };
         Ok(Self {
-            router: gate.guard(plane),
+            router,
             gate,
             tokens,
         })
+    }
+
+    /// Serves tools for models on `/mcp`, too.
+    pub fn with_mcp(
+        mut self,
+        tools: Selection,
+        stopping: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let plane = mcp::router(self.router.clone(), tools, stopping)?;
+        self.router = self.router.merge(self.gate.guard(plane));
+        Ok(self)
     }
 }
 
@@ -101,7 +131,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         sandboxes,
         drain,
         require_jail,
+        fleet,
+        mcp,
+        e2b,
     } = settings;
+    let fleet = fleet
+        .map(|fleet| Ok::<_, EtcdError>((Etcd::new(&fleet.etcd)?, fleet)))
+        .transpose()?;
     let tls: Option<Tls> = match &edge.tls {
         Some(files) => Some(Arc::new(RwLock::new(listen::load_tls(files)?))),
         None => None,
@@ -112,7 +148,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         bound.push(listen::bind(address).await?);
     }
     let (app, endings) = App::open(sandboxes)?;
-    let Front { gate, router, .. } = Front::open(&app, &edge)?;
+    let mut front = Front::with_e2b(&app, &edge, e2b)?;
+    if let Some(tools) = mcp {
+        front = front.with_mcp(tools, app.stopping.clone())?;
+    }
+    let Front { gate, router, .. } = front;
     tokio::spawn(watch_endings(Arc::clone(&app), endings));
     let found = adopt(&app)
         .await
@@ -120,6 +160,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     if require_jail {
         check_jail(&app).await?;
     }
+    tokio::spawn(network::keep(Arc::clone(&app)));
     tracing::info!(
         adopted = found.adopted,
         vanished = found.vanished,
@@ -144,6 +185,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tracing::info!(addresses = ?edge.listen, version = env!("CARGO_PKG_VERSION"), "listening");
     // It fails without systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    if let Some((etcd, fleet)) = fleet {
+        let joined = async move { etcd.keep_joined(&fleet.name, &fleet.url).await };
+        tokio::spawn(app.stopping.clone().run_until_cancelled_owned(joined));
+    }
     tokio::spawn(metrics::keep_drained(app.stopping.clone()));
     tokio::spawn(keep_house(Arc::clone(&app)));
     tokio::spawn(collect(Arc::clone(&app)));
@@ -170,7 +215,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     } else {
         // Shells that nobody has used are all that is left.
         let ended = app.launcher.end().await;
-        tracing::info!(spawner_ended = ended.is_ok(), "stopped");
+        let engine = app.net.end().await;
+        tracing::info!(
+            spawner_ended = ended.is_ok(),
+            engine_ended = engine.is_ok(),
+            "stopped"
+        );
     }
     Ok(())
 }

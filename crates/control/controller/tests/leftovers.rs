@@ -37,6 +37,8 @@ fn workspace(name: &str, suspended: bool, state_tag: Option<Tag>) -> WorkspaceRe
         per_child_netns: false,
         memory_limit_mib: None,
         last_branch_memory_path: None,
+        network: None,
+        of_sandbox: None,
     }
 }
 

@@ -46,6 +46,8 @@ use Finds::{Forbidden, Nothing, Others, Stream, Taken};
 
 const NO_SANDBOX: Finds = Nothing(ErrorCode::SandboxNotFound);
 const NO_SNAPSHOT: Finds = Nothing(ErrorCode::SnapshotNotFound);
+const NO_IMAGE: Finds = Nothing(ErrorCode::ImageNotFound);
+const NO_OPERATION: Finds = Nothing(ErrorCode::OperationNotFound);
 const NO_SPACE: Finds = Nothing(ErrorCode::WorkspaceNotFound);
 
 /// Every route, a request to it for something of another owner, and what comes of it. Deletions are last.
@@ -54,6 +56,14 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
     ("GET", "/version", "", Others),
     ("GET", "/metrics", "", Others),
     ("GET", "/v1/images", "", Others),
+    ("POST", "/v1/images", r#"{"from": "app:1"}"#, Others),
+    ("POST", "/v1/images/archive", "", Others),
+    ("POST", "/v1/images/prune", "", Others),
+    ("GET", "/v1/images/{name}", "", NO_IMAGE),
+    ("DELETE", "/v1/images/{name}", "", NO_IMAGE),
+    ("GET", "/v1/operations", "", Others),
+    ("GET", "/v1/operations/{operation}", "", NO_OPERATION),
+    ("DELETE", "/v1/operations/{operation}", "", NO_OPERATION),
     ("GET", "/v1/store", "", Others),
     ("POST", "/v1/store/fsck", "", Forbidden),
     ("GET", "/v1/tokens", "", Forbidden),
@@ -85,8 +95,13 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
         r#"{"to": "mine"}"#,
         NO_SNAPSHOT,
     ),
+    ("POST", "/v1/snapshots/{tag}/pack", "", NO_SNAPSHOT),
+    ("POST", "/v1/hub/check", "", Others),
+    ("POST", "/v1/hub/unpack", "", Others),
     ("GET", "/v1/stats", "", Others),
     ("GET", "/v1/status", "", Others),
+    ("GET", "/v1/node", "", Others),
+    ("PATCH", "/v1/node", "{}", Forbidden),
     ("GET", "/v1/sandboxes", "", Others),
     (
         "POST",
@@ -203,6 +218,17 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
         NO_SANDBOX,
     ),
     ("POST", "/v1/sandboxes/{id}/rollback", "{}", NO_SANDBOX),
+    ("GET", "/v1/sandboxes/{id}/network", "", NO_SANDBOX),
+    ("PUT", "/v1/sandboxes/{id}/network", r#""open""#, NO_SANDBOX),
+    (
+        "PATCH",
+        "/v1/sandboxes/{id}/network",
+        r#"{"add": ["allow private"]}"#,
+        NO_SANDBOX,
+    ),
+    ("GET", "/v1/sandboxes/{id}/network/flows", "", NO_SANDBOX),
+    ("GET", "/v1/sandboxes/{id}/network/log", "", NO_SANDBOX),
+    ("POST", "/v1/sandboxes/{id}/network/reset", "", NO_SANDBOX),
     ("POST", "/v1/sandboxes/{id}/pause", "", NO_SANDBOX),
     ("POST", "/v1/sandboxes/{id}/resume", "", NO_SANDBOX),
     ("GET", "/v1/sandboxes/{id}/logs", "", NO_SANDBOX),
@@ -281,6 +307,7 @@ struct Daemon {
     app: Arc<App>,
     front: Front,
     sandbox: Arc<SandboxHandle>,
+    operation: String,
     _dir: tempfile::TempDir,
 }
 
@@ -333,12 +360,18 @@ impl Daemon {
             per_child_netns: false,
             memory_limit_mib: None,
             last_branch_memory_path: None,
+            network: None,
+            of_sandbox: None,
         };
         app.db.put_workspace(space).await.unwrap();
+        private_image(&app);
+        let (operation, _) = app.operations.begin("a", "secret-image:1", None).unwrap();
+        let operation = operation.info().id;
         Self {
             app,
             front,
             sandbox,
+            operation,
             _dir: dir,
         }
     }
@@ -357,6 +390,7 @@ impl Daemon {
             .replace("{id}", ID)
             .replace("{tag}", SNAPSHOT)
             .replace("{name}", if route.contains("tokens") { "a" } else { SPACE })
+            .replace("{operation}", &self.operation)
             .replace("{pid}", "7");
         let mut request = Request::builder()
             .method(method)
@@ -370,9 +404,20 @@ impl Daemon {
         let response = response.unwrap();
         let status = response.status().as_u16();
         let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await;
-        let text = String::from_utf8(bytes.unwrap().to_vec()).unwrap();
+        let text = String::from_utf8_lossy(&bytes.unwrap()).into_owned();
         (status, text)
     }
+}
+
+/// An image that "a" fetched with a credential. It has the name of the workspace.
+fn private_image(app: &App) {
+    let folder = app.store.layout().images().join(SPACE);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("root.ext4"), "disk").unwrap();
+    let origin = json!({
+        "schema": 1, "asked": ["secret-image:1"], "owners": ["a"], "public": false, "created_at_unix": 1,
+    });
+    std::fs::write(folder.join("origin.json"), origin.to_string()).unwrap();
 }
 
 fn code(text: &str) -> Value {
@@ -423,9 +468,10 @@ async fn nothing_of_another_owner_can_be_seen_used_or_changed() {
                 "{what}"
             ),
             Others => {
-                // These two also say what is missing here.
-                let may_fail = ["/healthz", "/v1/status"].contains(route);
-                assert!(status == 200 || may_fail, "{what}");
+                // The first two also say what is missing here; the others get no artifact.
+                let may_fail =
+                    ["/healthz", "/v1/status", "/v1/hub/check", "/v1/hub/unpack"].contains(route);
+                assert!(matches!(status, 200 | 202) || may_fail, "{what}");
                 for name in [ID, SNAPSHOT, SPACE] {
                     assert!(!text.contains(name), "{what}");
                 }
@@ -629,4 +675,31 @@ async fn tokens_work_at_once_and_until_they_are_revoked() {
     let front = Front::open(&app, &EdgeConfig::closed()).unwrap();
     assert_eq!(status(&front, None).await, 401);
     assert_eq!(status(&front, Some(&root.token)).await, 200);
+}
+
+#[tokio::test]
+async fn a_private_image_can_be_used_and_removed_by_its_owner_only() {
+    let daemon = Daemon::new().await;
+    let a = daemon.token("a", "a", Role::Use).await;
+    let b = daemon.token("b", "b", Role::Use).await;
+    let body = json!({"tag": "mine", "image": SPACE}).to_string();
+    let (status, text) = daemon.send(&b, "POST", "/v1/snapshots", &body).await;
+    assert_eq!(
+        (status, code(&text)),
+        (404, json!("image_not_found")),
+        "{text}"
+    );
+    let fetch = r#"{"from": "secret-image:1"}"#;
+    let (_, text) = daemon.send(&b, "POST", "/v1/images", fetch).await;
+    assert!(text.contains("running"), "{text}");
+    let (status, text) = daemon.send(&a, "POST", "/v1/images", fetch).await;
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (status, &found["image"]["name"]),
+        (202, &json!(SPACE)),
+        "{text}"
+    );
+    let (status, text) = daemon.send(&a, "DELETE", "/v1/images/{name}", "").await;
+    assert_eq!(status, 204, "{text}");
+    assert!(!daemon.app.store.layout().images().join(SPACE).exists());
 }

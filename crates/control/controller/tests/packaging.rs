@@ -12,7 +12,10 @@ const UNIT: &str = include_str!("../../../../packaging/systemd/forkd-controller.
 
 /// The metrics that a text names, without what a histogram puts behind its name.
 fn names(text: &str) -> BTreeSet<String> {
-    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+    text.lines()
+        // Crates have such names, too.
+        .filter(|line| !line.starts_with("use "))
+        .flat_map(|line| line.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')))
         .filter(|word| word.starts_with("forkd_"))
         .map(|word| {
             let bare = word

@@ -73,6 +73,16 @@ const FIELDS: &[(&str, &str, &str)] = &[
         "/v1/snapshots",
         r#"{"tag": "ok", "image": "x", "vcpus": 0}"#,
     ),
+    ("POST", "/v1/images", r#"{"from": "-"}"#),
+    ("POST", "/v1/images", r#"{"from": "a b"}"#),
+    ("POST", "/v1/images", r#"{"from": "a:1", "name": "a b"}"#),
+    ("POST", "/v1/images", r#"{"from": "a:1", "name": "prune"}"#),
+    ("POST", "/v1/images", r#"{"from": "a:1", "disk_mib": 1}"#),
+    (
+        "POST",
+        "/v1/images",
+        r#"{"from": "a:1", "credential": {"kind": "bearer", "token": "a\nb"}}"#,
+    ),
     ("POST", "/v1/sandboxes", r#"{"snapshot_tag": "no-such"}"#),
     ("POST", "/v1/sandboxes", r#"{"snapshot_tag": "a/b"}"#),
     ("POST", "/v1/sandboxes", r#"{"snapshot_tag": "x", "n": 0}"#),
@@ -209,6 +219,7 @@ async fn everything_wrong_is_answered_so_that_a_person_can_act_on_it() {
             .replace("{id}", MISSING)
             .replace("{tag}", "no-such")
             .replace("{name}", "no-such")
+            .replace("{operation}", "no-such")
             .replace("{pid}", "7");
         for (method, operation) in operations.as_object().unwrap() {
             let method = method.to_uppercase();

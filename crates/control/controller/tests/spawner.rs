@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use forkd_api::ErrorCode;
 use forkd_sandboxes::ops::spawn::{CreateRequest, create, ready, start};
 use forkd_store::Manifest;
-use forkd_types::SandboxId;
+use forkd_types::{Digest, SandboxId};
 use forkd_vmm_proto::spawn::{
     Limits, MAX_BATCH, PoolStatus, SpawnCommand, SpawnError, SpawnReply, SpawnStatus, Vm,
 };
@@ -29,8 +29,10 @@ fn children(manifest: &Manifest, count: usize) -> CreateRequest {
         count,
         owner: "me".into(),
         expires_at_unix: None,
+        on_expiry: Default::default(),
         memory_limit_mib: None,
         limits: forkd_sandboxes::host_limits::HostLimits::default(),
+        network: forkd_types::Policy::none(),
         labels: BTreeMap::new(),
         env: BTreeMap::new(),
         metadata: BTreeMap::new(),
@@ -218,4 +220,30 @@ async fn shells_of_the_shape_used_last_stand_ready_and_no_others() {
         app.launcher.keep_ready(shape, 4).await.unwrap();
         assert_eq!(*depths.lock().unwrap(), [(shape, 4)]);
     }
+}
+
+#[tokio::test]
+async fn a_release_that_failed_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&asked);
+    stand_in(&dir.path().join("run/spawn.sock"), move |command| {
+        let SpawnCommand::Release { names } = command else {
+            panic!("{command:?}");
+        };
+        let mut asked = noted.lock().unwrap();
+        asked.push(names);
+        match asked.len() {
+            1 => Err(SpawnError::ShellFailed {
+                reason: "not now".into(),
+            }),
+            _ => Ok(SpawnReply::Done),
+        }
+    });
+    let name = Digest([7; 32]);
+    assert!(app.launcher.release(vec![name]).await.is_err());
+    app.launcher.release(Vec::new()).await.unwrap();
+    app.launcher.release(Vec::new()).await.unwrap();
+    assert_eq!(*asked.lock().unwrap(), [[name], [name]]);
 }

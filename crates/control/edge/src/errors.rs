@@ -17,7 +17,11 @@ tokio::task_local! {
 pub fn status(code: ErrorCode) -> StatusCode {
     use ErrorCode as C;
     match code {
-        C::InvalidRequest | C::InvalidName | C::Unsupported => StatusCode::BAD_REQUEST,
+        C::InvalidRequest
+        | C::InvalidName
+        | C::PolicyInvalid
+        | C::Unsupported
+        | C::ImageInvalid => StatusCode::BAD_REQUEST,
         C::MissingToken | C::InvalidToken => StatusCode::UNAUTHORIZED,
         C::Forbidden => StatusCode::FORBIDDEN,
         C::NoSuchRoute
@@ -25,7 +29,9 @@ pub fn status(code: ErrorCode) -> StatusCode {
         | C::SnapshotNotFound
         | C::WorkspaceNotFound
         | C::ImageNotFound
+        | C::OperationNotFound
         | C::TokenNotFound
+        | C::NodeNotFound
         | C::CheckpointNotFound
         | C::ProcessNotFound
         | C::FileNotFound => StatusCode::NOT_FOUND,
@@ -35,16 +41,25 @@ pub fn status(code: ErrorCode) -> StatusCode {
         | C::SnapshotBroken
         | C::SnapshotIncompatible
         | C::HasDependents
+        | C::UntrustedSignature
+        | C::ContainsSecrets
         | C::WrongState => StatusCode::CONFLICT,
         C::SandboxGone => StatusCode::GONE,
         C::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         C::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        C::IdempotencyMismatch => StatusCode::UNPROCESSABLE_ENTITY,
-        C::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-        C::AgentFailed | C::PortClosed => StatusCode::BAD_GATEWAY,
-        C::LimitReached | C::Busy | C::ShuttingDown | C::AgentUnreachable => {
-            StatusCode::SERVICE_UNAVAILABLE
+        C::IdempotencyMismatch | C::InvalidArtifact | C::DigestMismatch => {
+            StatusCode::UNPROCESSABLE_ENTITY
         }
+        C::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+        C::AgentFailed | C::PortClosed | C::RegistryDenied | C::RegistryFailed => {
+            StatusCode::BAD_GATEWAY
+        }
+        C::LimitReached
+        | C::Busy
+        | C::ShuttingDown
+        | C::NodeLost
+        | C::AgentUnreachable
+        | C::NetworkUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         C::Timeout => StatusCode::GATEWAY_TIMEOUT,
         C::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
         C::LaunchFailed | C::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -87,6 +102,11 @@ impl Failure {
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.body.hint = Some(hint.into());
         self
+    }
+
+    /// The status it is answered with.
+    pub fn status(&self) -> StatusCode {
+        self.status
     }
 
     pub fn into_body(self) -> ErrorBody {

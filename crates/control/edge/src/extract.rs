@@ -38,7 +38,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
         let kind = content_type(request.headers());
-        let bytes = read(request, MAX_BODY).await?;
+        let bytes = whole(request.into_body(), MAX_BODY).await?;
         let json = kind.as_deref().is_some_and(is_json);
         if !json && (kind.is_some() || !bytes.is_empty()) {
             return Err(not_json(kind.as_deref()));
@@ -62,8 +62,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-async fn read(request: Request, limit: usize) -> Result<Bytes, Failure> {
-    let reading = axum::body::to_bytes(request.into_body(), limit);
+/// Reads a body to its end, within a limit on its size and on its time.
+pub async fn whole(body: RawBody, limit: usize) -> Result<Bytes, Failure> {
+    let reading = axum::body::to_bytes(body, limit);
     tokio::time::timeout(BODY_DEADLINE, reading)
         .await
         .map_err(|_| too_slow(BODY_DEADLINE))?
@@ -98,10 +99,19 @@ fn too_slow(limit: Duration) -> Failure {
 pub struct Chunks(BodyDataStream);
 
 impl Chunks {
+    pub fn of(body: RawBody) -> Self {
+        Self(body.into_data_stream())
+    }
+
     /// The next chunk; none at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
-        match tokio::time::timeout(CHUNK_DEADLINE, self.0.next()).await {
-            Err(_) => Err(too_slow(CHUNK_DEADLINE)),
+        self.next_within(CHUNK_DEADLINE).await
+    }
+
+    /// The same for a client that may pause for this long.
+    pub async fn next_within(&mut self, limit: Duration) -> Result<Option<Bytes>, Failure> {
+        match tokio::time::timeout(limit, self.0.next()).await {
+            Err(_) => Err(too_slow(limit)),
             Ok(None) => Ok(None),
             Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
             Ok(Some(Err(_))) => Err(Failure::new(
@@ -116,7 +126,7 @@ impl<S: Send + Sync> FromRequest<S> for Chunks {
     type Rejection = Infallible;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Infallible> {
-        Ok(Self(RawBody::into_data_stream(request.into_body())))
+        Ok(Self::of(request.into_body()))
     }
 }
 

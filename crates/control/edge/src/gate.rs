@@ -109,9 +109,18 @@ impl Gate {
         Ok(Self::new(auth, Arc::new(audit), hosts, config.requests))
     }
 
-    /// Puts the gate before every route of a plane.
+    /// Puts the gate before every route of the REST plane.
     pub fn guard(&self, plane: Router) -> Router {
-        plane.layer(middleware::from_fn_with_state(self.clone(), pass))
+        self.guard_as(plane, Arc::new(Rest))
+    }
+
+    /// Puts the gate before every route of a plane that identifies its clients in its own way.
+    pub fn guard_as(&self, plane: Router, scheme: Arc<dyn Scheme>) -> Router {
+        let guarded = Guarded {
+            gate: self.clone(),
+            scheme,
+        };
+        plane.layer(middleware::from_fn_with_state(guarded, pass))
     }
 
     /// A gate without requests in flight.
@@ -132,12 +141,13 @@ impl Gate {
         }
     }
 
-    /// Who makes the request.
-    fn identify(&self, request: &Request, peer: &Peer) -> Result<Actor, Failure> {
-        let header = request
-            .headers()
-            .get(header::AUTHORIZATION)
-            .and_then(|value| value.to_str().ok());
+    /// Who sends this `Authorization` header, or the equivalent of another plane.
+    pub fn identify(
+        &self,
+        header: Option<&str>,
+        request: &Request,
+        peer: &Peer,
+    ) -> Result<Actor, Failure> {
         if let Some(user) = &peer.trusted {
             // Root and the daemon's user can read its files anyway, so they need no token. A valid token still says for
             // which owner they act.
@@ -159,7 +169,7 @@ impl Gate {
     }
 
     /// Whether an identified request is let in.
-    fn admit(&self, request: &Request, actor: &Actor) -> Result<(), Failure> {
+    fn admit(&self, scheme: &dyn Scheme, request: &Request, actor: &Actor) -> Result<(), Failure> {
         if !self.rates.take(&actor.owner) {
             return Err(Failure::new(
                 ErrorCode::RateLimited,
@@ -167,7 +177,7 @@ impl Gate {
             )
             .with_hint("slow down, or start the daemon with a higher --requests-per-second"));
         }
-        let needed = needed_role(request.method(), matched(request));
+        let needed = scheme.role(request);
         if actor.role < needed {
             return Err(Failure::new(
                 ErrorCode::Forbidden,
@@ -175,22 +185,26 @@ impl Gate {
             )
             .with_hint("an administrator makes tokens: forkd token create"));
         }
-        match matched(request) {
-            // The body is for the server in the guest.
-            Some(routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => Ok(()),
-            _ => origin::check_content(request),
-        }
+        scheme.check_content(request)
     }
 
     /// Takes the slots of a request.
-    fn slot(&self, request: &Request, actor: &Actor, peer: &Peer) -> Result<Held, Failure> {
+    fn slot(
+        &self,
+        guest: Option<&str>,
+        request: &Request,
+        actor: &Actor,
+        peer: &Peer,
+    ) -> Result<Held, Failure> {
         let taken = if peer.trusted.is_some() {
             self.reserve.take(&actor.owner).map(|slot| vec![slot])
-        } else if matched(request).is_some_and(|route| GUEST_ROUTES.contains(&route)) {
-            self.guest_slots.take(&actor.owner).and_then(|slot| {
-                let sandbox = request.uri().path().split('/').nth(3).unwrap_or_default();
-                Ok(vec![slot, self.sandbox_slots.take(sandbox)?])
-            })
+        } else if let Some(sandbox) = guest {
+            self.guest_slots
+                .take(&actor.owner)
+                .and_then(|slot| Ok(vec![slot, self.sandbox_slots.take(sandbox)?]))
+        } else if matched(request) == Some(routes::MCP) {
+            // It waits for requests of its own, which take the slots of their routes.
+            self.guest_slots.take(&actor.owner).map(|slot| vec![slot])
         } else {
             self.slots.take(&actor.owner).map(|slot| vec![slot])
         };
@@ -209,6 +223,79 @@ impl Gate {
     }
 }
 
+/// How the gate reads the requests of a plane: who makes them, what they need, and how a refusal looks.
+pub trait Scheme: Send + Sync + 'static {
+    /// Who makes the request.
+    fn identify(&self, gate: &Gate, request: &Request, peer: &Peer) -> Result<Actor, Failure>;
+
+    /// The least role for the request.
+    fn role(&self, request: &Request) -> Role;
+
+    /// The sandbox whose guest the answer waits for.
+    fn guest(&self, request: &Request) -> Option<String>;
+
+    /// Refuses a body that a web page could have sent without asking.
+    fn check_content(&self, request: &Request) -> Result<(), Failure>;
+
+    /// The path as the audit log shows it.
+    fn audit_path(&self, request: &Request) -> String {
+        request.uri().path().to_owned()
+    }
+
+    /// Whether the request needs neither a token nor a slot.
+    fn is_health(&self, _request: &Request) -> bool {
+        false
+    }
+
+    /// A refusal in the form that clients of the plane read.
+    fn refuse(&self, failure: Failure) -> Response {
+        failure.into_response()
+    }
+}
+
+/// The scheme of the REST plane: bearer tokens, and routes by their names.
+#[derive(Debug)]
+struct Rest;
+
+impl Scheme for Rest {
+    fn identify(&self, gate: &Gate, request: &Request, peer: &Peer) -> Result<Actor, Failure> {
+        let header = request
+            .headers()
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
+        gate.identify(header, request, peer)
+    }
+
+    fn role(&self, request: &Request) -> Role {
+        needed_role(request.method(), matched(request))
+    }
+
+    fn guest(&self, request: &Request) -> Option<String> {
+        matched(request).filter(|route| GUEST_ROUTES.contains(route))?;
+        let sandbox = request.uri().path().split('/').nth(3);
+        Some(sandbox.unwrap_or_default().to_owned())
+    }
+
+    fn check_content(&self, request: &Request) -> Result<(), Failure> {
+        match matched(request) {
+            // The body is for the server in the guest.
+            Some(routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => Ok(()),
+            _ => origin::check_content(request),
+        }
+    }
+
+    fn is_health(&self, request: &Request) -> bool {
+        matches!(request.uri().path(), "/healthz" | "/healthz/")
+    }
+}
+
+/// A gate and the plane behind it.
+#[derive(Clone)]
+struct Guarded {
+    gate: Gate,
+    scheme: Arc<dyn Scheme>,
+}
+
 fn matched(request: &Request) -> Option<&str> {
     request
         .extensions()
@@ -220,21 +307,21 @@ fn matched(request: &Request) -> Option<&str> {
 pub fn needed_role(method: &Method, route: Option<&str>) -> Role {
     match route {
         Some(route) if ADMIN_ROUTES.contains(&route) => Role::Admin,
+        Some(routes::NODE) if *method != Method::GET => Role::Admin,
         // A GET by its method, and a shell by what it does.
         Some(routes::TERMINAL | routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => {
             Role::Use
         }
+        // Each call of a tool is a request of its own with the role of its route.
+        Some(routes::MCP) => Role::Read,
         _ if matches!(*method, Method::GET | Method::HEAD) => Role::Read,
         _ => Role::Use,
     }
 }
 
-fn is_health(request: &Request) -> bool {
-    matches!(request.uri().path(), "/healthz" | "/healthz/")
-}
-
 /// Lets a request through or refuses it, and logs the outcome.
-async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+async fn pass(State(guarded): State<Guarded>, mut request: Request, next: Next) -> Response {
+    let Guarded { gate, scheme } = guarded;
     let started = Instant::now();
     let id = request_id(&request);
     let span = telemetry::request_span(&request, &id);
@@ -243,7 +330,7 @@ async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Res
         ts: audit::now_text(),
         actor: "-".to_owned(),
         method: method.to_string(),
-        path: request.uri().path().to_owned(),
+        path: scheme.audit_path(&request),
         ua: text(&request, &header::USER_AGENT, 200),
         request_id: id.clone(),
         ..Line::default()
@@ -251,16 +338,17 @@ async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Res
     let peer = request.extensions().get::<Peer>().cloned();
     let peer = peer.unwrap_or_default();
     line.remote.clone_from(&peer.remote);
-    let health = is_health(&request);
-    let held = match gate.identify(&request, &peer) {
+    let health = scheme.is_health(&request);
+    let held = match scheme.identify(&gate, &request, &peer) {
         Ok(actor) => {
             line.actor.clone_from(&actor.name);
             request.extensions_mut().insert(actor.clone());
             if health {
                 Ok(Held::default())
             } else {
-                let admitted = gate.admit(&request, &actor);
-                admitted.and_then(|()| gate.slot(&request, &actor, &peer))
+                let admitted = gate.admit(scheme.as_ref(), &request, &actor);
+                let guest = scheme.guest(&request);
+                admitted.and_then(|()| gate.slot(guest.as_deref(), &request, &actor, &peer))
             }
         }
         Err(_) if health => Ok(Held::default()),
@@ -273,7 +361,7 @@ async fn pass(State(gate): State<Gate>, mut request: Request, next: Next) -> Res
                 request.extensions_mut().insert(held.clone());
                 holding(next.run(request).await, held)
             }
-            Err(failure) => failure.into_response(),
+            Err(failure) => scheme.refuse(failure),
         }
     };
     let mut response = REQUEST_ID

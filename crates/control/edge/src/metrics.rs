@@ -133,9 +133,44 @@ fn describe() {
     );
     describe_counter!("forkd_launch_failures_total", "Children that did not start");
     describe_counter!("forkd_branch_failures_total", "Branches that failed");
+    describe_network();
     describe_counter!(
         "forkd_audit_errors_total",
         "Lines the audit log could not take"
+    );
+}
+
+/// Names of the metrics of the network engine.
+fn describe_network() {
+    describe_gauge!(
+        "forkd_net_sandboxes",
+        "Sandboxes that the network engine serves"
+    );
+    describe_counter!(
+        "forkd_net_bytes_total",
+        Unit::Bytes,
+        "Bytes of payload between guests and the network, by direction"
+    );
+    describe_counter!(
+        "forkd_net_flows_total",
+        "TCP and UDP flows that were allowed"
+    );
+    describe_counter!(
+        "forkd_net_denied_total",
+        "TCP and UDP flows that a policy or a limit denied"
+    );
+    describe_counter!("forkd_net_dns_total", "DNS questions of guests");
+    describe_counter!(
+        "forkd_net_dns_denied_total",
+        "DNS questions that a policy or a limit denied"
+    );
+    describe_counter!(
+        "forkd_net_resets_total",
+        "Segments of unknown connections that were answered with a reset"
+    );
+    describe_counter!(
+        "forkd_net_engine_restarts_total",
+        "Ends of the network engine"
     );
 }
 

@@ -40,7 +40,7 @@ pub fn stand_in_with_fds(
                 SpawnCommand::Hello { .. } => (
                     Ok(SpawnReply::Hello {
                         version: SPAWN_VERSION,
-                        engine: Engine::FORKD,
+                        engines: vec![Engine::FORKD],
                         walls: Walls::empty(),
                         missing: Vec::new(),
                     }),

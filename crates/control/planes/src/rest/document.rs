@@ -54,6 +54,23 @@ const LAUNCH: &[C] = &[
 ];
 /// Codes of starting from a tag.
 const FROM_TAG: &[C] = &[C::InvalidName, C::SnapshotNotFound, C::SnapshotNotReady];
+/// Codes of a request with a network policy.
+const NETWORK: &[C] = &[C::PolicyInvalid, C::NetworkUnavailable];
+/// Codes of reading an artifact.
+const ARTIFACT: &[C] = &[
+    C::InvalidRequest,
+    C::InvalidName,
+    C::InvalidArtifact,
+    C::DigestMismatch,
+    C::UntrustedSignature,
+    C::SnapshotIncompatible,
+    C::NoSpace,
+    C::LimitReached,
+    C::Busy,
+    C::ShuttingDown,
+];
+/// Codes of beginning to fetch an image. The operation itself can fail with more.
+const IMAGE: &[C] = &[C::Busy, C::ShuttingDown];
 const IDEMPOTENT: &[C] = &[C::InvalidRequest, C::IdempotencyMismatch, C::Busy];
 
 /// The form of a tag and of every other name.
@@ -130,6 +147,12 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
             IDEMPOTENT,
             &[C::Forbidden, C::ImageNotFound, C::WrongState],
         ],
+        ("post", routes::IMAGES) => &[IMAGE, &[C::InvalidName]],
+        ("post", routes::IMAGES_ARCHIVE) => &[IMAGE, &[C::InvalidName]],
+        ("post", routes::IMAGES_PRUNE) => &[&[C::NoSpace]],
+        ("get", routes::IMAGE) => &[&[C::InvalidName, C::ImageNotFound]],
+        ("delete", routes::IMAGE) => &[&[C::InvalidName, C::ImageNotFound]],
+        ("get" | "delete", routes::OPERATION) => &[&[C::OperationNotFound]],
         ("get", routes::STATUS) => &[&[C::Busy]],
         ("post", routes::TOKENS) => &[&[C::InvalidName, C::AlreadyExists]],
         ("delete", routes::TOKEN) => &[&[C::TokenNotFound, C::WrongState]],
@@ -144,19 +167,30 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
             CUT,
             &[C::ShuttingDown, C::NoSpace, C::LimitReached],
         ],
-        ("post", routes::SANDBOXES) => &[FROM_TAG, LAUNCH, IDEMPOTENT],
+        ("post", routes::SNAPSHOT_PACK) => {
+            &[FROM_TAG, ARTIFACT, &[C::SnapshotBroken, C::ContainsSecrets]]
+        }
+        ("post", routes::HUB_CHECK) => &[ARTIFACT],
+        ("post", routes::HUB_UNPACK) => &[ARTIFACT, CUT, LAUNCH],
+        ("post", routes::SANDBOXES) => &[FROM_TAG, LAUNCH, IDEMPOTENT, NETWORK],
         ("delete", routes::SANDBOX) => &[OWNER],
-        ("patch", routes::SANDBOX) => &[OWNER, &[C::Unsupported]],
-        ("post", routes::BRANCH) => &[OWNER, CUT, IDEMPOTENT],
-        ("post", routes::FORK) => &[OWNER, CUT, LAUNCH, IDEMPOTENT],
+        ("patch", routes::SANDBOX) => &[OWNER, NETWORK, &[C::Unsupported]],
+        ("put" | "patch", routes::NETWORK) => &[OWNER, NETWORK],
+        (_, routes::NETWORK_FLOWS | routes::NETWORK_LOG | routes::NETWORK_RESET) => {
+            &[&[C::NetworkUnavailable]]
+        }
+        ("post", routes::BRANCH) => &[OWNER, CUT, IDEMPOTENT, &[C::Unsupported]],
+        ("post", routes::FORK) => &[OWNER, CUT, LAUNCH, IDEMPOTENT, NETWORK],
         ("post", routes::PAUSE | routes::RESUME) => &[OWNER],
         ("get", routes::LOGS) => &[&[C::FileNotFound]],
         ("post", routes::CHECKPOINTS) | ("delete", routes::CHECKPOINT) => &[
             OWNER,
+            &[C::Unsupported],
             &[C::InvalidName, C::CheckpointNotFound, C::AlreadyExists],
         ],
         ("post", routes::ROLLBACK) => &[
             OWNER,
+            &[C::Unsupported],
             &[C::InvalidName, C::CheckpointNotFound],
             &[C::AgentUnreachable, C::AgentFailed],
         ],
@@ -169,7 +203,12 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         ("get", routes::IMAGES | routes::STORE) | ("post", routes::STORE_FSCK) => {
             &[&[C::SnapshotBroken, C::NoSpace]]
         }
-        ("post", routes::WORKSPACES) => &[FROM_TAG, LAUNCH, &[C::AlreadyExists, C::WrongState]],
+        ("post", routes::WORKSPACES) => &[
+            FROM_TAG,
+            LAUNCH,
+            NETWORK,
+            &[C::AlreadyExists, C::WrongState],
+        ],
         ("get", routes::WORKSPACE) => &[&[C::InvalidName, C::WorkspaceNotFound]],
         (_, routes::WORKSPACE | routes::WORKSPACE_SUSPEND | routes::WORKSPACE_RESUME) => &[
             OWNER,
@@ -201,6 +240,7 @@ fn name_items(path: &str, operation: &mut Operation) {
         routes::EXEC_STREAM | routes::PROCESS_OUTPUT => "ExecFrame",
         routes::FILES_WATCH => "FileChange",
         routes::EVENTS => "EventInfo",
+        routes::NETWORK_LOG => "FlowEntry",
         _ => return,
     };
     operation.extensions = Some(

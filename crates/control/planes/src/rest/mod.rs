@@ -8,12 +8,16 @@ mod document;
 mod events;
 mod exec;
 mod files;
+mod hub;
+mod images;
 mod interpreters;
+mod network;
+mod node;
 mod owned;
 mod processes;
-mod proxy;
+pub(crate) mod proxy;
 mod range;
-mod sandboxes;
+pub(crate) mod sandboxes;
 mod snapshots;
 mod stats;
 mod status;
@@ -36,6 +40,7 @@ use forkd_edge::errors::Failure;
 use forkd_edge::tokens::Tokens;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::health;
+use forkd_sandboxes::node::LoadMeter;
 
 /// The OpenAPI document with its title and tags.
 #[derive(Debug, OpenApi)]
@@ -51,6 +56,8 @@ Every refusal is an `ErrorBody`; each route lists the codes it can be refused wi
     tags(
         (name = "status", description = "Is the daemon well"),
         (name = "snapshots", description = "Frozen machines"),
+        (name = "hub", description = "Frozen machines on their way between hosts"),
+        (name = "images", description = "What machines boot from"),
         (name = "sandboxes", description = "Live machines"),
         (name = "guest", description = "What happens inside a live machine"),
         (name = "workspaces", description = "Live machines with a name that can be put to sleep"),
@@ -62,6 +69,7 @@ Every refusal is an `ErrorBody`; each route lists the codes it can be refused wi
         forkd_api::ExecFrame,
         forkd_api::EventInfo,
         forkd_api::FileChange,
+        forkd_api::FlowEntry,
         forkd_api::TerminalStart,
         forkd_api::TerminalInput
     ))
@@ -93,11 +101,20 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(status::version))
         .routes(routes!(status::metrics))
         .routes(routes!(status::status))
+        .routes(routes!(node::node, node::update))
         .routes(routes!(snapshots::list, snapshots::create))
         .routes(routes!(snapshots::update, snapshots::delete))
         .routes(routes!(snapshots::info))
         .routes(routes!(snapshots::compact))
-        .routes(routes!(snapshots::images))
+        .routes(routes!(hub::pack))
+        .routes(routes!(hub::check))
+        .routes(routes!(hub::unpack))
+        .routes(routes!(images::list, images::fetch))
+        .routes(routes!(images::archive))
+        .routes(routes!(images::prune))
+        .routes(routes!(images::get, images::remove))
+        .routes(routes!(images::operations))
+        .routes(routes!(images::operation, images::cancel))
         .routes(routes!(snapshots::usage))
         .routes(routes!(snapshots::fsck))
         .routes(routes!(sandboxes::list, sandboxes::start))
@@ -112,6 +129,10 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(checkpoints::list, checkpoints::create))
         .routes(routes!(checkpoints::remove))
         .routes(routes!(checkpoints::rollback))
+        .routes(routes!(network::get, network::replace, network::edit))
+        .routes(routes!(network::flows))
+        .routes(routes!(network::log))
+        .routes(routes!(network::reset))
         .routes(routes!(sandboxes::pause))
         .routes(routes!(sandboxes::resume))
         .routes(routes!(sandboxes::logs))
@@ -186,7 +207,11 @@ pub fn router(app: Arc<App>, tokens: Arc<Tokens>) -> Router {
             forkd_api::routes::PROXY_PATH,
             axum::routing::any(proxy::proxy),
         )
-        .with_state(app)
+        .with_state(Arc::clone(&app))
+        .layer(axum::middleware::from_fn_with_state(
+            (app, Arc::new(LoadMeter::default())),
+            node::with_load,
+        ))
         .layer(axum::Extension(health))
         .layer(axum::Extension(tokens))
         .method_not_allowed_fallback(wrong_method)

@@ -25,6 +25,7 @@ use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::extract::Held;
 use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
+use forkd_sandboxes::sandbox::SandboxHandle;
 
 /// How long a server in the guest may take to begin its answer.
 const ANSWER: Duration = Duration::from_secs(300);
@@ -53,6 +54,17 @@ pub async fn proxy(
         .filter(|port| *port > 0)
         .ok_or_else(|| Failure::new(ErrorCode::InvalidRequest, "a port is 1 to 65535"))?;
     let target = target(request.uri())?;
+    pass_on(&sandbox, port, target, held, request).await
+}
+
+/// Passes a request on to a port of a guest, for this path.
+pub async fn pass_on(
+    sandbox: &SandboxHandle,
+    port: u16,
+    target: Uri,
+    held: Held,
+    request: Request,
+) -> Answer<Response> {
     let client = sandbox.agent().await?;
     let dialled = client
         .by(agent_limits::answer())

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use forkd_api::{
     BranchRequest, CreateSandboxes, ErrorCode, ForkRequest, InvalidLimits, Limits, MAX_CHILDREN,
-    SandboxInfo, SandboxState, SnapshotInfo, UpdateSandbox,
+    NetworkRequest, SandboxInfo, SandboxState, SnapshotInfo, UpdateSandbox,
 };
 use serde::Deserialize;
 use tokio::sync::oneshot;
@@ -25,7 +25,8 @@ use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{self, Branched, parse_tag};
 use forkd_sandboxes::ops::spawn::{self, CreateRequest};
-use forkd_sandboxes::sandbox::{Ask, Changes, SandboxHandle};
+use forkd_sandboxes::sandbox::{Ask, Changes, NetworkChange, SandboxHandle};
+use forkd_sandboxes::state::OnExpiry;
 
 /// The most labels one object has.
 pub const MAX_LABELS: usize = 32;
@@ -101,6 +102,12 @@ fn checked_limits(limits: Result<Limits, InvalidLimits>) -> Result<Limits, Failu
     limits.map_err(|error| Failure::new(ErrorCode::InvalidRequest, error.to_string()))
 }
 
+/// Refuses a network policy that is invalid.
+fn checked_network(request: NetworkRequest) -> Result<NetworkChange, Failure> {
+    let policy = request.checked().map_err(Error::from)?;
+    Ok(NetworkChange::Replace(policy))
+}
+
 fn checked_count(n: u32) -> Result<usize, Failure> {
     if (1..=MAX_CHILDREN).contains(&n) {
         Ok(n as usize)
@@ -113,7 +120,7 @@ fn checked_count(n: u32) -> Result<usize, Failure> {
 }
 
 /// When something that may live so long is to be deleted.
-fn expiry(app: &App, seconds: Option<u64>) -> Result<Option<u64>, Failure> {
+pub fn expiry(app: &App, seconds: Option<u64>) -> Result<Option<u64>, Failure> {
     let most = app.config.max_lifetime.map(|most| most.as_secs());
     let wanted = seconds.filter(|seconds| *seconds > 0);
     match (wanted, most) {
@@ -218,8 +225,10 @@ pub async fn start(
         count: checked_count(request.n)?,
         owner: actor.owner.clone(),
         expires_at_unix: expiry(&app, request.timeout_secs)?,
+        on_expiry: OnExpiry::Delete,
         memory_limit_mib: limits.memory_mib,
         limits: limits.into(),
+        network: super::network::policy(&app, request.network.as_ref())?,
         labels: checked_labels(request.labels.clone())?,
         env: checked_env(request.env.clone())?,
         metadata: checked_metadata(request.metadata.clone())?,
@@ -252,7 +261,7 @@ pub async fn get(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxInfo
     Ok(Json(sandbox.info()))
 }
 
-/// Changes when a sandbox expires, its labels, or its limits.
+/// Changes when a sandbox expires, its labels, its limits, or its network policy.
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}", tag = "sandboxes", request_body = UpdateSandbox,
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The sandbox", body = SandboxInfo)
@@ -277,6 +286,7 @@ pub async fn update(
         expires_at_unix: expires,
         labels: request.labels.map(checked_labels).transpose()?,
         limits,
+        network: request.network.map(checked_network).transpose()?,
     };
     let (sender, done) = oneshot::channel();
     sandbox.ask(Ask::Update(changes, sender))?;
@@ -324,8 +334,9 @@ pub async fn branch(
     idempotency::once(&app.db, &actor, &headers, &what, &request, work).await
 }
 
-/// Forks a running sandbox into live children without naming a snapshot. Children have the environment and the metadata
-/// of their source.
+/// Forks a running sandbox into live children without naming a snapshot. Children have the environment, the metadata and,
+/// unless the request names one, the network policy of their source. Connections of the source go on; a child finds its
+/// copies of them reset.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = ForkRequest,
     params(("id" = String, Path, description = "Its id"),
         ("idempotency-key" = Option<String>, Header, min_length = 1, max_length = 128, description = "Makes a repeated request harmless")), responses(
@@ -342,8 +353,15 @@ pub async fn fork(
         count: checked_count(request.n)?,
         owner: actor.owner.clone(),
         expires_at_unix: expiry(&app, request.timeout_secs)?,
+        on_expiry: OnExpiry::Delete,
         labels: checked_labels(request.labels.clone())?,
         freeze: request.freeze,
+        network: request
+            .network
+            .as_ref()
+            .map(NetworkRequest::checked)
+            .transpose()
+            .map_err(Error::from)?,
     };
     let id = sandbox.id.clone();
     let what = format!("fork {id}");

@@ -1,4 +1,4 @@
-//! Routes that build, list, share, delete and compact snapshots, and that describe images and the store.
+//! Routes that build, list, share, delete and compact snapshots, and that describe the store.
 //!
 //! A response never names a snapshot that does not exist for the actor.
 
@@ -11,11 +11,11 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use forkd_api::{
-    CompactRequest, CreateSnapshot, ErrorCode, FsckReport, ImageInfo, SnapshotDetail, SnapshotInfo,
+    CompactRequest, CreateSnapshot, ErrorCode, FsckReport, SnapshotDetail, SnapshotInfo,
     StoreUsage, UpdateSnapshot,
 };
 use forkd_store::Deletion;
-use forkd_types::Tag;
+use forkd_types::{InvalidEngine, Tag};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -29,6 +29,7 @@ use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{claim, parse_tag};
 use forkd_sandboxes::ops::build::{self, BuildRequest, Disk};
+use forkd_sandboxes::ops::images;
 use forkd_sandboxes::ops::snapshots;
 use forkd_sandboxes::owners::Access;
 use forkd_sandboxes::trace;
@@ -81,6 +82,10 @@ pub async fn create(
     check_files(&actor, &request)?;
     let wait = request.wait;
     let wish = build_request(request.clone(), &actor)?;
+    if let Disk::Image(name) = &wish.disk {
+        let actor = actor.clone();
+        images::check_visible(&app, name.clone(), move |owner| actor.owns(owner)).await?;
+    }
     let owner = actor.owner.clone();
     let work = {
         let app = Arc::clone(&app);
@@ -161,8 +166,10 @@ fn build_request(request: CreateSnapshot, actor: &Actor) -> Result<BuildRequest,
     {
         return Err(bad(format!("vcpus is 1 to {most}")));
     }
+    let engine = request.engine.map(|name| name.parse()).transpose();
     Ok(BuildRequest {
         disk,
+        engine: engine.map_err(|error: InvalidEngine| bad(error.to_string()))?,
         kernel: request
             .kernel
             .map(|path| absolute(path, "kernel"))
@@ -205,7 +212,7 @@ pub struct DeleteParams {
     force: bool,
 }
 
-/// Deletes a snapshot.
+/// Deletes a snapshot. Cancels the build of a parent that boots.
 #[utoipa::path(delete, path = "/v1/snapshots/{tag}", tag = "snapshots",
     params(("tag" = String, Path, description = "Its name"), DeleteParams), responses(
     (status = 204, description = "It is gone")
@@ -311,27 +318,6 @@ pub async fn compact(
 ) -> Answer<Json<SnapshotInfo>> {
     let to = parse_tag(&request.to)?;
     Ok(Json(snapshots::compact(&app, tag, to, &actor.owner).await?))
-}
-
-/// Images that parents can be built from.
-#[utoipa::path(get, path = "/v1/images", tag = "store", responses(
-    (status = 200, description = "Every image", body = Vec<ImageInfo>)
-))]
-pub async fn images(State(app): State<Arc<App>>) -> Answer<Json<Vec<ImageInfo>>> {
-    let images = app
-        .blocking(|app| {
-            app.store
-                .images()
-                .map_err(Error::store("the images cannot be listed"))
-        })
-        .await?;
-    let shown = images.into_iter().map(|image| ImageInfo {
-        name: image.name.to_string(),
-        dir: image.dir.display().to_string(),
-        logical_bytes: image.sizes.logical,
-        physical_bytes: image.sizes.physical,
-    });
-    Ok(Json(shown.collect()))
 }
 
 /// What the store holds.

@@ -1,4 +1,4 @@
-//! The route that reports the memory and processor time of sandboxes.
+//! The route that reports the memory, processor time and disk traffic of sandboxes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use forkd_api::SandboxStats;
 use forkd_edge::auth::Actor;
 use forkd_edge::errors::Answer;
 use forkd_sandboxes::app::App;
-use forkd_sandboxes::process::{Usage, usage};
+use forkd_sandboxes::process::{charges, usage};
 
 /// What every live sandbox uses of the host.
 #[utoipa::path(get, path = "/v1/stats", tag = "sandboxes", responses(
@@ -25,7 +25,8 @@ pub async fn stats(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Vec
                 .map(|sandbox| sandbox.info())
                 .filter(|info| actor.owns(Some(&info.owner)))
                 .map(|info| {
-                    let used = info.pid.map_or_else(Usage::default, usage);
+                    let used = info.pid.map(usage).unwrap_or_default();
+                    let charged = info.pid.map(charges).unwrap_or_default();
                     SandboxStats {
                         id: info.id,
                         snapshot_tag: info.snapshot_tag,
@@ -35,6 +36,9 @@ pub async fn stats(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Vec
                         own_bytes: used.own_bytes,
                         shared_bytes: used.shared_bytes,
                         cpu_us: used.cpu_us,
+                        charged_bytes: charged.memory_bytes,
+                        read_bytes: charged.read_bytes,
+                        written_bytes: charged.written_bytes,
                     }
                 })
                 .collect())

@@ -56,9 +56,9 @@ pub async fn version() -> Json<Version> {
     })
 }
 
-/// The walls around sandboxes.
+/// The walls around sandboxes and the network engine.
 #[utoipa::path(get, path = "/v1/status", tag = "status", responses(
-    (status = 200, description = "The walls that stand, and those that do not", body = DaemonStatus)
+    (status = 200, description = "The walls that stand, those that do not, and the network engine", body = DaemonStatus)
 ))]
 pub async fn status(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<DaemonStatus>> {
     let asked = app.launcher.isolation().await;
@@ -75,7 +75,8 @@ pub async fn status(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Da
             .iter_mut()
             .for_each(|missing| missing.reason = None);
     }
-    Ok(Json(DaemonStatus { isolation }))
+    let network = Some(forkd_sandboxes::ops::network::status(&app).await);
+    Ok(Json(DaemonStatus { isolation, network }))
 }
 
 /// Metrics in Prometheus' text format.

@@ -42,6 +42,12 @@ pub async fn create(
         owner: actor.owner.clone(),
         per_child_netns: request.per_child_netns,
         memory_limit_mib: request.memory_limit_mib,
+        network: request
+            .network
+            .as_ref()
+            .map(forkd_api::NetworkRequest::checked)
+            .transpose()
+            .map_err(Error::from)?,
     };
     check_visible(&app, &actor, &wish.tag)?;
     let work = trace::spawn(async move { workspaces::make(&app, wish).await });

@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use crate::dirs::named;
 
 /// The programs that are copied into a machine.
-pub const NAMES: [&str; 7] = [
+pub const NAMES: [&str; 9] = [
     "forkd",
     "forkd-controller",
     "forkd-vmm",
+    "forkd-fc",
     "forkd-spawn",
+    "forkd-net",
     "forkd-image",
     "forkd-bench",
     "forkd-agent",

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::accel::{self, AccelChoice};
 use crate::clock::Clock;
-use crate::error::MachineError;
+use crate::error::{MachineError, file};
 use crate::image::Image;
 use crate::machine::{Machine, kill};
 use crate::progress::{Progress, Step};
@@ -36,6 +36,8 @@ const BOOT_LIMIT: Duration = Duration::from_secs(600);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Timeout for a machine that has answered before.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// How long a killed QEMU may take to give its memory back.
+const ENDING_LIMIT: Duration = Duration::from_secs(5);
 
 /// Parameters of a start. Missing values have defaults.
 #[derive(Debug, Clone, Default)]
@@ -78,9 +80,12 @@ impl Machine {
     ) -> Result<Started, MachineError> {
         self.layout.create()?;
         let _lock = self.lock(progress).await?;
-        let mut started = match self.live_record()? {
-            Some(record) => self.find_running(record, options, progress).await?,
-            None => {
+        let live = self.live_record()?;
+        let mut started = match live {
+            Some(record) if !self.is_ending(&record)? => {
+                self.find_running(record, options, progress).await?
+            }
+            _ => {
                 self.clear_remains()?;
                 self.boot(options, progress).await?
             }
@@ -91,6 +96,18 @@ impl Machine {
             .any(|name| name == "forkd-controller");
         started.daemon = self.ensure_daemon(renewed, progress).await?;
         Ok(started)
+    }
+
+    /// Whether QEMU was killed and is not gone yet: it does not answer, and its process ends shortly after.
+    fn is_ending(&self, record: &Record) -> Result<bool, MachineError> {
+        if Qmp::connect(&self.layout.qmp()).is_ok() {
+            return Ok(false);
+        }
+        let ended = record.qemu.handle().and_then(|handle| match handle {
+            Some(handle) => handle.wait(ENDING_LIMIT),
+            None => Ok(true),
+        });
+        ended.map_err(file("wait for the process of", &self.layout.pid_file()))
     }
 
     async fn find_running(

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use forkd_api::routes::{self, fill, push_escaped};
 use forkd_api::{
-    EvalRequest, EvalResponse, EventInfo, ExecFrame, ExecRequest, ExecResponse, PingResponse,
-    WriteResult,
+    EvalRequest, EvalResponse, EventInfo, ExecFrame, ExecRequest, ExecResponse, FileEntry,
+    PingResponse, ProcessInfo, ProcessStarted, SignalRequest, StartProcess, WriteResult,
 };
 use futures::{Stream, StreamExt, TryStream};
 use reqwest::{Body, Method};
@@ -79,9 +79,21 @@ impl Client {
         id: &str,
         path: &str,
     ) -> Result<impl Stream<Item = Result<Bytes, Error>> + use<>, Error> {
-        let response = self
-            .send(self.get(&with_path(routes::FILES, id, path)))
-            .await?;
+        self.read_file_from(id, path, 0).await
+    }
+
+    /// Streams the content of a file, without its first bytes.
+    pub async fn read_file_from(
+        &self,
+        id: &str,
+        path: &str,
+        offset: u64,
+    ) -> Result<impl Stream<Item = Result<Bytes, Error>> + use<>, Error> {
+        let mut request = self.get(&with_path(routes::FILES, id, path));
+        if offset > 0 {
+            request = request.header(http::header::RANGE, format!("bytes={offset}-"));
+        }
+        let response = self.send(request).await?;
         Ok(response
             .bytes_stream()
             .map(|chunk| chunk.map_err(|error| Error::CutOff(Error::root(error)))))
@@ -106,6 +118,52 @@ impl Client {
         }
         let content = Body::wrap_stream(content);
         self.json(self.request(Method::PUT, &url).body(content))
+            .await
+    }
+
+    /// Lists the entries of a directory.
+    pub async fn list_files(&self, id: &str, path: &str) -> Result<Vec<FileEntry>, Error> {
+        self.json(self.get(&with_path(routes::FILES_LIST, id, path)))
+            .await
+    }
+
+    /// Describes one file or directory.
+    pub async fn stat_file(&self, id: &str, path: &str) -> Result<FileEntry, Error> {
+        self.json(self.get(&with_path(routes::FILES_STAT, id, path)))
+            .await
+    }
+
+    /// Starts a program in the background.
+    pub async fn start_process(
+        &self,
+        id: &str,
+        request: &StartProcess,
+    ) -> Result<ProcessStarted, Error> {
+        self.json(self.post(&fill(routes::PROCESSES, &[id]), request))
+            .await
+    }
+
+    /// Lists the programs that were started in the background.
+    pub async fn processes(&self, id: &str) -> Result<Vec<ProcessInfo>, Error> {
+        self.json(self.get(&fill(routes::PROCESSES, &[id]))).await
+    }
+
+    /// Streams the output of a background program, from these positions of stdout and stderr on.
+    pub async fn process_output(
+        &self,
+        id: &str,
+        pid: u32,
+        since: (u64, u64),
+    ) -> Result<Frames<ExecFrame>, Error> {
+        let route = fill(routes::PROCESS_OUTPUT, &[id, &pid.to_string()]);
+        let path = format!("{route}?since={}&since_stderr={}", since.0, since.1);
+        Ok(Frames::new(self.send(self.get(&path)).await?))
+    }
+
+    /// Sends a signal to a background program.
+    pub async fn signal_process(&self, id: &str, pid: u32, signal: u8) -> Result<(), Error> {
+        let route = fill(routes::PROCESS_SIGNAL, &[id, &pid.to_string()]);
+        self.nothing(self.post(&route, &SignalRequest { signal }))
             .await
     }
 

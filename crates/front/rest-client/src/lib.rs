@@ -22,6 +22,10 @@
 
 mod error;
 mod guest;
+mod hub;
+mod images;
+mod network;
+mod nodes;
 mod sandboxes;
 mod snapshots;
 mod stream;
@@ -34,4 +38,4 @@ pub use error::Error;
 pub use stream::Frames;
 pub use target::{InvalidTarget, Target};
 pub use terminal::{Terminal, TerminalEvent};
-pub use transport::Client;
+pub use transport::{Client, Inside};

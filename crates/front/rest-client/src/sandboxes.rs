@@ -21,12 +21,17 @@ impl Client {
         self.json(self.get(routes::SANDBOXES)).await
     }
 
-    /// Memory and CPU time of each live sandbox.
+    /// Describes a live sandbox.
+    pub async fn sandbox(&self, id: &str) -> Result<SandboxInfo, Error> {
+        self.json(self.get(&fill(routes::SANDBOX, &[id]))).await
+    }
+
+    /// Memory, CPU time and disk traffic of each live sandbox.
     pub async fn stats(&self) -> Result<Vec<SandboxStats>, Error> {
         self.json(self.get(routes::STATS)).await
     }
 
-    /// Changes the lifetime or the labels of a sandbox.
+    /// Changes the lifetime, the labels or the limits of a sandbox.
     pub async fn update(&self, id: &str, request: &UpdateSandbox) -> Result<SandboxInfo, Error> {
         let route = fill(routes::SANDBOX, &[id]);
         self.json(self.request(Method::PATCH, &route).json(request))

@@ -1,10 +1,10 @@
-//! Requests about snapshots, images, the store and the daemon.
+//! Requests about snapshots, the store and the daemon.
 
 use forkd_api::DaemonStatus;
 use forkd_api::routes::{self, fill};
 use forkd_api::{
-    CompactRequest, CreateSnapshot, FsckReport, Health, ImageInfo, SnapshotDetail, SnapshotInfo,
-    StoreUsage, UpdateSnapshot, Version,
+    CompactRequest, CreateSnapshot, FsckReport, Health, SnapshotDetail, SnapshotInfo, StoreUsage,
+    UpdateSnapshot, Version,
 };
 use reqwest::Method;
 
@@ -77,11 +77,6 @@ impl Client {
             path.push_str(&format!("?cascade={cascade}&force={force}"));
         }
         self.nothing(self.request(Method::DELETE, &path)).await
-    }
-
-    /// Lists installed images.
-    pub async fn images(&self) -> Result<Vec<ImageInfo>, Error> {
-        self.json(self.get(routes::IMAGES)).await
     }
 
     /// Disk usage of the store.

@@ -1,9 +1,12 @@
 //! HTTP requests and their answers.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forkd_api::{ErrorBody, ErrorCode};
-use reqwest::{Certificate, Method, RequestBuilder, Response};
+use futures::future::BoxFuture;
+use reqwest::{Body, Certificate, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -20,6 +23,26 @@ pub struct Client {
     http1: reqwest::Client,
     target: Target,
     token: Option<String>,
+    inside: Option<Inside>,
+}
+
+/// A daemon in this process: a function that answers requests without a socket.
+#[derive(Clone)]
+pub struct Inside(Arc<dyn Fn(http::Request<Body>) -> Answering + Send + Sync>);
+
+type Answering = BoxFuture<'static, http::Response<Body>>;
+
+impl Inside {
+    /// Requests are answered by this function.
+    pub fn new(answer: impl Fn(http::Request<Body>) -> Answering + Send + Sync + 'static) -> Self {
+        Self(Arc::new(answer))
+    }
+}
+
+impl fmt::Debug for Inside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inside").finish_non_exhaustive()
+    }
 }
 
 impl Client {
@@ -72,7 +95,17 @@ impl Client {
             http1,
             target: target.clone(),
             token: token.filter(|token| !token.is_empty()),
+            inside: None,
         })
+    }
+
+    /// The same client, for a daemon in this process. Connections and the token of this client are not used.
+    pub fn inside(&self, daemon: Inside) -> Self {
+        Self {
+            token: None,
+            inside: Some(daemon),
+            ..self.clone()
+        }
     }
 
     /// The address of the daemon.
@@ -82,6 +115,12 @@ impl Client {
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.with_token(self.http.request(method, self.url(path)))
+    }
+
+    /// A request of another client, to be sent on with that client's token and not with this one's.
+    pub fn pass_on(&self, method: Method, path: &str, upgrade: bool) -> RequestBuilder {
+        let http = if upgrade { &self.http1 } else { &self.http };
+        http.request(method, self.url(path))
     }
 
     /// A request that upgrades its connection to another protocol.
@@ -102,7 +141,7 @@ impl Client {
 
     /// Sends a request. An answer that is not a success becomes [`Error::Refused`].
     pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, Error> {
-        let response = request.send().await.map_err(|source| {
+        let response = self.transfer(request).await.map_err(|source| {
             if source.is_connect() || source.is_builder() {
                 Error::Unreachable {
                     target: self.target.to_string(),
@@ -133,6 +172,16 @@ impl Client {
             request_id: None,
         });
         Err(Error::Refused { status, body })
+    }
+
+    async fn transfer(&self, request: RequestBuilder) -> Result<Response, reqwest::Error> {
+        match &self.inside {
+            None => request.send().await,
+            Some(Inside(answer)) => {
+                let request = http::Request::try_from(request.build()?)?;
+                Ok(answer(request).await.into())
+            }
+        }
     }
 
     pub(crate) async fn json<T: DeserializeOwned>(

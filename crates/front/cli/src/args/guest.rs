@@ -3,7 +3,7 @@
 use clap::Args;
 use forkd_types::MiB;
 
-use super::{DEFAULT_IMAGE, DaemonArgs, LimitArgs, pair, variable};
+use super::{DEFAULT_IMAGE, DaemonArgs, LimitArgs, NetworkArgs, PullArgs, pair, variable};
 
 /// How a command runs in the guest: `exec` and `run` share these.
 #[derive(Debug, Clone, Default, Args)]
@@ -130,16 +130,25 @@ pub struct CpArgs {
     runs fork that snapshot. Each combination of --vcpus and --memory has a snapshot of its own.\n\
     The exit code is that of the command, or 125 if forkd failed before or while running it.\n\nExamples:\n  \
     forkd run -- python3 -c 'import numpy; print(numpy.zeros(5).tolist())'\n  \
+    forkd run python:3-slim -- python3 -V           a container image\n  \
     forkd run --vcpus 2 --memory 1G -- nproc        a larger machine\n  \
     echo hello | forkd run -i -- tr a-z A-Z         give the command input\n  \
     forkd run -it                                   a shell in a new sandbox\n  \
+    forkd run --net public -- pip install six       reach every public address
+  \
     forkd run -e HOME=/tmp -w /tmp -u nobody -- id  environment, directory, user\n  \
     forkd run --keep --label of=me -- make          keep the sandbox, to look at it later"
 )]
 pub struct RunArgs {
-    /// The image
-    #[arg(long, default_value = DEFAULT_IMAGE)]
+    /// The image: NAME:TAG in a registry, another source (see `forkd image --help`), or the name of an
+    /// installed image or recipe
+    #[arg(value_name = "IMAGE", conflicts_with = "image")]
+    pub from: Option<String>,
+    /// The image, in the form of an option
+    #[arg(long, default_value = DEFAULT_IMAGE, value_name = "IMAGE")]
     pub image: String,
+    #[command(flatten)]
+    pub pull: PullArgs,
     /// Number of vCPUs [default: that of the image]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
     pub vcpus: Option<u8>,
@@ -166,6 +175,8 @@ pub struct RunArgs {
     /// Program and arguments; with --tty the login shell if left out
     #[arg(last = true, required_unless_present = "tty", value_name = "COMMAND")]
     pub command: Vec<String>,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]

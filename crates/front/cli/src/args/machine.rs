@@ -71,8 +71,8 @@ pub struct NameArg {
     forkd machine start --port 0 --name second    a second one, on a free port\n  \
     forkd machine start --clock instructions      one whose time is executed instructions\n\n\
     With --clock instructions each executed instruction takes 2 ns, so the same work takes the same time\n\
-    whatever the load of this host. Such a machine is emulated with one CPU. It serves measurements: now and then a\n\
-    guest hangs in it, because QEMU's emulation of nested virtualisation then loses an interrupt.\n\n\
+    whatever the load of this host. Such a machine is emulated with one CPU, and its timers expire every 4 ms only.\n\
+    It serves measurements.\n\n\
     A machine that runs is left as it is. FORKD_QEMU names a QEMU outside of PATH, and\n\
     FORKD_MACHINE_IMAGE a folder with an image to use instead of building one.")]
 pub struct StartArgs {

@@ -7,9 +7,14 @@ mod completions;
 mod daemon;
 mod doctor;
 mod guest;
+mod hub;
+mod image;
 mod limits;
 pub mod machine;
 mod man;
+mod mcp;
+mod network;
+mod node;
 mod quickstart;
 mod sandbox;
 mod snapshot;
@@ -24,13 +29,18 @@ pub use completions::CompletionsArgs;
 pub use daemon::DaemonArgs;
 pub use doctor::DoctorArgs;
 pub use guest::{CpArgs, EvalArgs, ExecArgs, PingArgs, ProcessArgs, RunArgs, ShellArgs};
+pub use hub::{Memory, PackArgs, PackOptions, PushArgs, UnpackArgs};
+pub use image::{FromImageArgs, ImageArgs, ImageCommand, PullArgs, PullWhen};
 pub use limits::LimitArgs;
 pub use machine::MachineArgs;
 pub use man::ManArgs;
+pub use mcp::{McpArgs, McpClient, McpCommand, McpInstallArgs, ToolArgs};
+pub use network::{NetArgs, NetCommand, NetworkArgs};
+pub use node::{GatewayArgs, NodeArgs, NodeCommand};
 pub use quickstart::QuickstartArgs;
 pub use sandbox::{
-    BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LogsArgs, LsArgs, RollbackArgs,
-    SpawnArgs, TopArgs,
+    BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LimitsArgs, LogsArgs, LsArgs,
+    RollbackArgs, SpawnArgs, TopArgs,
 };
 pub use snapshot::{
     ImagesArgs, RmiArgs, SnapshotArgs, SnapshotCompactArgs, SnapshotDiffArgs, SnapshotInfoArgs,
@@ -176,8 +186,10 @@ pub enum Command {
     Logs(LogsArgs),
     /// List live sandboxes
     Ls(LsArgs),
-    /// Show the memory and CPU time of live sandboxes
+    /// Show the memory, CPU time and disk traffic of live sandboxes
     Top(TopArgs),
+    /// Show or change the limits of a live sandbox
+    Limits(LimitsArgs),
     /// Delete sandboxes
     Kill(KillArgs),
     /// Freeze a running sandbox as a snapshot while it goes on running
@@ -188,6 +200,10 @@ pub enum Command {
     Rollback(RollbackArgs),
     /// List snapshots, or with --images the images they are built from
     Images(ImagesArgs),
+    /// Fetch, list, describe and remove images
+    Image(Box<ImageArgs>),
+    /// Fetch a container image, boot a parent from it and freeze it as a snapshot
+    FromImage(Box<FromImageArgs>),
     /// Delete snapshots
     Rmi(RmiArgs),
     /// Describe a snapshot
@@ -198,18 +214,34 @@ pub enum Command {
     SnapshotCompact(SnapshotCompactArgs),
     /// Let every owner use a snapshot, or only its own
     SnapshotShare(SnapshotShareArgs),
+    /// Pack a snapshot into a file, to share it
+    Pack(PackArgs),
+    /// Unpack a snapshot from a file
+    Unpack(UnpackArgs),
+    /// Push a snapshot to a folder of snapshots
+    Push(PushArgs),
+    /// Pull a snapshot from a folder of snapshots
+    Pull(UnpackArgs),
     /// Show the disk usage of snapshots, or check them for damage
     Store(StoreArgs),
+    /// Show and change the network of a sandbox
+    Net(NetArgs),
     /// Manage named sandboxes that can be suspended
     Workspace(WorkspaceArgs),
     /// Create, list and revoke tokens
     Token(TokenArgs),
+    /// List and drain the hosts of a fleet
+    Node(NodeArgs),
+    /// Serve the API of many hosts at one address
+    Gateway(GatewayArgs),
     /// Measure forks, branches and rollbacks on this host
     Bench(BenchArgs),
     /// Delete failed sandboxes and unusable snapshots
     Cleanup(CleanupArgs),
     /// Check this host and say how to fix what is wrong
     Doctor(DoctorArgs),
+    /// Serve tools for models over the Model Context Protocol
+    Mcp(Box<McpArgs>),
     /// Manage a VM in which KVM works, for hosts without it
     Machine(MachineArgs),
     /// Print where forkd keeps its files

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{DaemonArgs, LimitArgs, pair};
+use super::{DaemonArgs, LimitArgs, NetworkArgs, pair};
 
 /// Arguments of `forkd spawn`.
 #[derive(Debug, Args)]
@@ -10,18 +10,25 @@ use super::{DaemonArgs, LimitArgs, pair};
     forkd spawn --tag py -n 5                        fork five children from the snapshot py\n  \
     forkd spawn --tag py --timeout 10m               delete the child after ten minutes\n  \
     forkd spawn --tag py --memory-limit 512M         limit the host memory of the child\n  \
+    forkd spawn --tag py --net public                reach every public address
+  \
+    forkd spawn --tag py --allow api.example:443     reach one host and nothing else
+  \
     forkd spawn --sandbox sb-… -n 3                  fork a running sandbox; it goes on running")]
 pub struct SpawnArgs {
     /// Snapshot to fork from
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
-    /// Running sandbox to fork instead; the children inherit its limits
+    /// Running sandbox to fork instead; the children inherit its limits and, without --net, its network policy
     #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns"])]
     pub sandbox: Option<String>,
+    /// Freeze the processes in the running sandbox for the cut; the pause is longer
+    #[arg(long, requires = "sandbox")]
+    pub freeze: bool,
     /// Number of children
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
-    /// Accepted for compatibility; sandboxes have no network
+    /// Accepted for compatibility; --net, --allow and --deny decide what a sandbox reaches
     #[arg(long)]
     pub per_child_netns: bool,
     /// Delete the children after this time, such as 30s, 10m or 2h
@@ -43,6 +50,8 @@ pub struct SpawnArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub network: NetworkArgs,
+    #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
     pub daemon: DaemonArgs,
@@ -60,16 +69,19 @@ pub struct ForkArgs {
     /// Snapshot to fork from
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
-    /// Running sandbox to fork instead; the children inherit its limits
+    /// Running sandbox to fork instead; the children inherit its limits and, without --net, its network policy
     #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns"])]
     pub sandbox: Option<String>,
+    /// Freeze the processes in the running sandbox for the cut; the pause is longer
+    #[arg(long, requires = "sandbox")]
+    pub freeze: bool,
     /// Number of children
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
     /// Keep the children this many seconds
     #[arg(long, default_value_t = 2, value_name = "SECONDS")]
     pub settle_secs: u64,
-    /// Accepted for compatibility; sandboxes have no network
+    /// Accepted for compatibility; --net, --allow and --deny decide what a sandbox reaches
     #[arg(long)]
     pub per_child_netns: bool,
     /// Accepted for compatibility
@@ -84,6 +96,8 @@ pub struct ForkArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
@@ -143,12 +157,36 @@ pub struct BranchArgs {
     /// Store all memory instead of the pages that differ from the parent snapshot
     #[arg(long)]
     pub full: bool,
+    /// Freeze the processes in the guest for the cut; the pause is longer
+    #[arg(long)]
+    pub freeze: bool,
     /// Return as soon as the sandbox runs again; the snapshot is written in the background
     #[arg(long, conflicts_with = "full")]
     pub no_wait: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// Arguments of `forkd limits`.
+#[derive(Debug, Args)]
+#[command(after_help = "A limit that is not given stays as it is. Examples:\n  \
+    forkd limits sb-…                       print the limits of a sandbox\n  \
+    forkd limits sb-… --cpus 0.5            slow a busy sandbox down\n  \
+    forkd limits sb-… --clear --cpus 2      lift every limit but this one")]
+pub struct LimitsArgs {
+    /// ID of a live sandbox
+    pub id: String,
+    /// Lift every limit that is not given
+    #[arg(long)]
+    pub clear: bool,
+    /// Print the limits as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub limits: LimitArgs,
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }
@@ -221,6 +259,7 @@ pub struct LogsArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "OWN is host memory that only this sandbox uses; SHARED is memory that other sandboxes may use too.\n\
+    READ and WRITTEN are bytes that came from and went to disks of the host since the start.\n\
     On a terminal the table is refreshed until Ctrl-C; elsewhere it is printed once."
 )]
 pub struct TopArgs {

@@ -33,6 +33,9 @@ pub struct SnapshotArgs {
     /// Number of vCPUs [default: that of the image]
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u8>,
+    /// Engine of the parent and its children: forkd, or firecracker where the daemon has one [default: forkd]
+    #[arg(long, value_name = "NAME")]
+    pub engine: Option<String>,
     /// Command to run before the cut, split into words like in a shell
     #[arg(long, value_name = "COMMAND")]
     pub warmup: Option<String>,
@@ -52,6 +55,7 @@ pub struct SnapshotArgs {
             "kernel",
             "memory",
             "vcpus",
+            "engine",
             "warmup",
             "warmup_code",
             "ready_timeout_secs",

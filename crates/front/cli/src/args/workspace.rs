@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use forkd_types::MiB;
 
-use super::DaemonArgs;
+use super::{DaemonArgs, NetworkArgs};
 
 /// Arguments of `forkd workspace`.
 #[derive(Debug, Args)]
@@ -31,12 +31,14 @@ pub enum WorkspaceCommand {
         /// Snapshot to start from
         #[arg(long)]
         snapshot: String,
-        /// Accepted for compatibility; sandboxes have no network
+        /// Accepted for compatibility; --net, --allow and --deny decide what the sandbox reaches
         #[arg(long)]
         per_child_netns: bool,
         /// Limit on host memory, such as 512M or 2G
         #[arg(long, visible_alias = "memory-limit-mib", value_name = "SIZE")]
         memory_limit: Option<MiB>,
+        #[command(flatten)]
+        network: NetworkArgs,
     },
     /// Write the state of a workspace to disk and free its memory
     Suspend {

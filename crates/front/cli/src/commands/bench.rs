@@ -1,12 +1,12 @@
 //! `forkd bench`: executes `forkd-bench`, here or in the machine.
 
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use forkd_probe::Verdict;
 
+use super::beside::beside;
 use crate::args::BenchArgs;
 use crate::daemon::machine_port;
 use crate::error::{CliError, CliResult};
@@ -23,7 +23,7 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> CliResult {
         command.args(["machine", "exec", "--", PROGRAM]);
         command
     } else {
-        Command::new(beside(&this)?)
+        Command::new(beside(&this, PROGRAM)?)
     };
     if args.args.is_empty() {
         command.arg("--help");
@@ -52,15 +52,6 @@ fn in_machine() -> Result<bool, CliError> {
         "/dev/kvm of this host cannot run guests, and no machine is running"
     ))
     .with_hint("start one with `forkd machine start`"))
-}
-
-fn beside(this: &Path) -> Result<std::path::PathBuf, CliError> {
-    let path = this.with_file_name(PROGRAM);
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(CliError::from(anyhow!("{} does not exist", path.display()))
-        .with_hint("`make build` builds it beside this program"))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ pub fn run(args: BranchArgs, ui: &Ui) -> CliResult {
             BranchMode::Live
         }),
         wait: !args.no_wait,
+        freeze: args.freeze,
         ..BranchRequest::default()
     };
     block_on(async {

@@ -11,10 +11,12 @@ use crate::ui::Ui;
 /// Concurrent requests when sandboxes are deleted.
 const PARALLEL: usize = 32;
 
-/// Starts children from a snapshot, or from a running sandbox, whose limits they inherit.
+/// Starts children from a snapshot, or from a running sandbox, whose limits they inherit. `freeze` is about the processes
+/// in the running sandbox.
 pub async fn start(
     client: &Client,
     sandbox: Option<&str>,
+    freeze: bool,
     request: CreateSandboxes,
 ) -> Result<Vec<SandboxInfo>, CliError> {
     let started = match sandbox {
@@ -23,7 +25,8 @@ pub async fn start(
                 n: request.n,
                 timeout_secs: request.timeout_secs,
                 labels: request.labels,
-                freeze: false,
+                freeze,
+                network: request.network,
             };
             client.fork(id, &request).await
         }

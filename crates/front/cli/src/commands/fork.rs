@@ -24,7 +24,7 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
         let mut stop = Stop::listen()?;
         let mut stopping = false;
         let started = Instant::now();
-        let starting = start(&client, args.sandbox.as_deref(), request(args));
+        let starting = start(&client, args.sandbox.as_deref(), args.freeze, request(args));
         tokio::pin!(starting);
         let children = loop {
             tokio::select! {
@@ -64,6 +64,7 @@ fn request(args: &ForkArgs) -> CreateSandboxes {
         n: args.n,
         per_child_netns: args.per_child_netns,
         limits: args.limits.request(),
+        network: args.network.request(),
         timeout_secs: Some(args.settle_secs.saturating_add(SLACK)),
         ..CreateSandboxes::default()
     }

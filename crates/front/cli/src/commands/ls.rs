@@ -28,12 +28,15 @@ pub fn run(args: &LsArgs, ui: &Ui) -> CliResult {
                     sandbox
                         .pid
                         .map_or_else(|| "-".into(), |pid| pid.to_string()),
+                    sandbox.network.mode.clone(),
                     sandbox.branch_count.to_string(),
                     age(sandbox.created_at_unix),
                 ]
             });
             ui.line(table(
-                ["ID", "SNAPSHOT", "STATE", "PID", "BRANCHES", "AGE"],
+                [
+                    "ID", "SNAPSHOT", "STATE", "PID", "NETWORK", "BRANCHES", "AGE",
+                ],
                 rows,
             ))?;
         }

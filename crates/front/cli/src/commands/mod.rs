@@ -1,6 +1,7 @@
 //! The subcommands: one file each, with a function `run`, plus modules that several of them share.
 
 mod bench;
+mod beside;
 mod branch;
 mod checkpoint;
 mod children;
@@ -11,12 +12,19 @@ mod doctor;
 mod eval;
 mod exec;
 mod fork;
+mod gateway;
+mod hub;
+mod image;
 mod images;
 mod kill;
+mod limits;
 mod logs;
 mod ls;
 mod machine;
 mod man;
+mod mcp;
+mod net;
+mod node;
 mod own_snapshot;
 mod ping;
 mod quickstart;
@@ -63,22 +71,32 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Logs(args) => logs::run(&args, ui),
         Command::Ls(args) => ls::run(&args, ui),
         Command::Top(args) => top::run(&args, ui),
+        Command::Limits(args) => limits::run(&args, ui),
         Command::Cleanup(args) => cleanup::run(&args, ui),
         Command::Kill(args) => kill::run(args, ui),
         Command::Branch(args) => branch::run(args, ui),
         Command::Checkpoint(args) => checkpoint::run(args, ui),
         Command::Rollback(args) => rollback::run(args, ui),
         Command::Images(args) => images::run(&args, ui),
+        Command::Image(args) => image::run(&args, ui),
+        Command::FromImage(args) => image::from_image(&args, ui),
         Command::Rmi(args) => rmi::run(&args, ui),
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),
         Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),
         Command::SnapshotCompact(args) => snapshot_compact::run(&args, ui),
         Command::SnapshotShare(args) => snapshot_share::run(&args, ui),
+        Command::Pack(args) => hub::pack(&args, ui),
+        Command::Unpack(args) | Command::Pull(args) => hub::unpack(&args, ui),
+        Command::Push(args) => hub::push(&args, ui),
         Command::Store(args) => store::run(&args, ui),
+        Command::Net(args) => net::run(args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
         Command::Token(args) => token::run(args, ui),
+        Command::Node(args) => node::run(args, ui),
+        Command::Gateway(args) => gateway::run(&args),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Doctor(args) => doctor::run(&args, ui),
+        Command::Mcp(args) => mcp::run(*args, ui),
         Command::Machine(args) => machine::run(args, ui),
         Command::Where(args) => r#where::run(&args, ui),
         Command::Completions(args) => completions::run(&args, ui),

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::children::warn_without_limit;
 use super::exec::{Mode, collected, exit_of, request, stream, terminal, with_input};
+use super::image::image_for;
 use super::own_snapshot::{OwnSnapshot, Shape};
 use super::shell;
 use crate::args::RunArgs;
@@ -64,7 +65,9 @@ async fn start(client: &Client, args: &RunArgs, mode: Mode, ui: &Ui) -> Result<S
         vcpus: args.vcpus,
         memory: args.memory,
     };
-    let own = OwnSnapshot::for_run(&args.image, shape);
+    let asked = args.from.as_ref().unwrap_or(&args.image);
+    let image = image_for(client, asked, &args.pull, ui).await?;
+    let own = OwnSnapshot::for_run(&image, shape);
     let lifetime = if mode.has_input() {
         LEASE_SECS
     } else {
@@ -73,6 +76,7 @@ async fn start(client: &Client, args: &RunArgs, mode: Mode, ui: &Ui) -> Result<S
     let request = CreateSandboxes {
         snapshot_tag: own.tag().to_owned(),
         limits: args.limits.request(),
+        network: args.network.request(),
         timeout_secs: Some(lifetime),
         labels: args.labels.iter().cloned().collect(),
         ..CreateSandboxes::default()

@@ -62,6 +62,7 @@ pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
         ready_timeout_secs: args.ready_timeout_secs,
         wait: true,
         labels: std::collections::BTreeMap::new(),
+        engine: args.engine,
     };
     block_on(async {
         ui.aside("booting a parent, warming it up, freezing it …");

@@ -19,6 +19,7 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         per_child_netns: args.per_child_netns,
         memory_limit_mib: None,
         limits: args.limits.request(),
+        network: args.network.request(),
         prewarm: args.prewarm,
         live_fork: args.live_fork,
         hugepages: args.hugepages,
@@ -28,7 +29,7 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         ..CreateSandboxes::default()
     };
     block_on(async {
-        let children = start(&client, args.sandbox.as_deref(), request).await?;
+        let children = start(&client, args.sandbox.as_deref(), args.freeze, request).await?;
         warn_without_limit(args.limits.memory_mib(), &children, ui);
         if args.json {
             ui.json(&children)?;

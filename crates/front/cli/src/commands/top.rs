@@ -1,4 +1,4 @@
-//! `forkd top`: shows memory and CPU time of live sandboxes.
+//! `forkd top`: shows memory, CPU time and disk traffic of live sandboxes.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -63,14 +63,53 @@ fn show(all: &[SandboxStats], before: &HashMap<String, u64>, passed: Duration) -
             cpu,
             bytes(one.own_bytes),
             bytes(one.shared_bytes),
+            counted(one.read_bytes),
+            counted(one.written_bytes),
             age(one.created_at_unix),
         ]
     });
-    let header = ["ID", "SNAPSHOT", "STATE", "CPU", "OWN", "SHARED", "AGE"];
+    let header = [
+        "ID", "SNAPSHOT", "STATE", "CPU", "OWN", "SHARED", "READ", "WRITTEN", "AGE",
+    ];
     format!(
         "{} sandboxes, {} of unshared memory\n{}",
         all.len(),
         bytes(own),
         table(header, rows)
     )
+}
+
+/// A size, or a dash if the host does not count it.
+fn counted(size: Option<u64>) -> String {
+    size.map_or_else(|| "-".to_owned(), bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use forkd_api::SandboxState;
+
+    use super::*;
+
+    #[test]
+    fn use_of_every_resource_is_shown() {
+        let one = SandboxStats {
+            id: "sb1".to_owned(),
+            snapshot_tag: "py".to_owned(),
+            state: SandboxState::Running,
+            created_at_unix: 0,
+            memory_mib: 64,
+            own_bytes: 3 << 20,
+            shared_bytes: 5 << 20,
+            cpu_us: 1_500_000,
+            charged_bytes: None,
+            read_bytes: Some(7 << 20),
+            written_bytes: None,
+        };
+        let before = HashMap::from([("sb1".to_owned(), 500_000)]);
+        let text = show(&[one], &before, Duration::from_secs(2));
+        let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(&row[..4], ["sb1", "py", "running", "50%"], "{text}");
+        let sizes = [bytes(3 << 20), bytes(5 << 20), bytes(7 << 20)].join(" ");
+        assert!(row.join(" ").contains(&format!("{sizes} -")), "{text}");
+    }
 }

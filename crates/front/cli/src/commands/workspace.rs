@@ -19,12 +19,14 @@ pub fn run(args: WorkspaceArgs, ui: &Ui) -> CliResult {
                 snapshot,
                 per_child_netns,
                 memory_limit,
+                network,
             } => {
                 let request = CreateWorkspace {
                     name,
                     snapshot_tag: snapshot,
                     per_child_netns,
                     memory_limit_mib: memory_limit.map(|size| u64::from(size.0)),
+                    network: network.request(),
                 };
                 client.create_workspace(&request).await.map_err(failed)?
             }

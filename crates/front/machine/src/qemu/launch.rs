@@ -31,6 +31,18 @@ pub(crate) const API_PORT: u16 = 8889;
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 softlockup_panic=1 \
     watchdog_thresh=30 forkd.role=machine tsc=reliable no_timer_check";
 
+/// Added with the instruction clock. QEMU remembers the vector of an interrupt that it injected into a nested guest until
+/// the next exit or exception of that guest. If a timer of the machine expires before, QEMU delivers the vector a second
+/// time, whether or not the guest has interrupts off, and the guest hangs on a lock that it holds. Without
+/// high-resolution timers the machine's timers expire at its ticks only. An injected timer interrupt follows a tick, and
+/// the next tick is 4 ms later.
+const COUNTING_COMMAND_LINE: &str = "highres=off";
+
+/// The emulated CPU. A fifth level of page tables makes every walk longer, and a walk of a guest in the machine many
+/// times longer, for nothing. Without `erms` and `fsrm` programs copy 8 bytes and more with each instruction: QEMU
+/// emulates and counts every repetition of a string instruction, so that clearing a page with `rep stosb` takes 4,096.
+const EMULATED_CPU: &str = "max,la57=off,erms=off,fsrm=off";
+
 /// Everything that QEMU's command line depends on.
 #[derive(Debug)]
 pub struct Launch<'a> {
@@ -114,17 +126,16 @@ fn arguments(launch: &Launch<'_>) -> Vec<OsString> {
             "-accel",
             "tcg,thread=single,tb-size=1024",
             "-cpu",
-            "max,la57=off",
+            EMULATED_CPU,
             "-icount",
             "shift=1,sleep=on",
         ]),
-        // Room for translated code: with the default it is thrown away again and again. A fifth level of page tables
-        // makes every walk longer, and a walk of a guest in the machine many times longer, for nothing.
+        // Room for translated code: with the default it is thrown away again and again.
         (Accel::Tcg, Clock::Host) => add(&[
             "-accel",
             "tcg,thread=multi,tb-size=1024",
             "-cpu",
-            "max,la57=off",
+            EMULATED_CPU,
         ]),
     }
     add(&[
@@ -138,9 +149,13 @@ fn arguments(launch: &Launch<'_>) -> Vec<OsString> {
     add(&["-serial", "file:console.log", "-D", "qemu.log"]);
     // Programs in the machine read the name of their clock from /proc/cmdline.
     let clock = launch.clock;
+    let counting = match clock {
+        Clock::Instructions => COUNTING_COMMAND_LINE,
+        Clock::Host => "",
+    };
     add(&[
         "-append",
-        &format!("{KERNEL_COMMAND_LINE} forkd.clock={clock}"),
+        &format!("{KERNEL_COMMAND_LINE} {counting} forkd.clock={clock}"),
     ]);
     add(&["-netdev", &network(launch.api_port)]);
     add(&["-device", "virtio-net-pci,netdev=net,romfile="]);
@@ -262,7 +277,7 @@ mod tests {
     fn the_two_accelerations() {
         assert_eq!(value(&words(Accel::Kvm), "-cpu"), "host");
         let emulated = words(Accel::Tcg);
-        assert_eq!(value(&emulated, "-cpu"), "max,la57=off");
+        assert_eq!(value(&emulated, "-cpu"), EMULATED_CPU);
         assert!(value(&emulated, "-accel").starts_with("tcg,thread=multi"));
     }
 
@@ -271,10 +286,11 @@ mod tests {
         let counting = words_with(Accel::Tcg, Clock::Instructions);
         assert_eq!(value(&counting, "-icount"), "shift=1,sleep=on");
         assert!(value(&counting, "-accel").starts_with("tcg,thread=single"));
-        assert!(value(&counting, "-append").ends_with(" forkd.clock=instructions"));
+        assert!(value(&counting, "-append").ends_with(" highres=off forkd.clock=instructions"));
         let ordinary = words(Accel::Tcg);
         assert!(!ordinary.iter().any(|word| word == "-icount"));
-        assert!(value(&ordinary, "-append").ends_with(" forkd.clock=host"));
+        let append = value(&ordinary, "-append");
+        assert!(append.ends_with(" forkd.clock=host") && !append.contains("highres"));
     }
 
     #[test]

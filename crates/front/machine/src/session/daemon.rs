@@ -122,7 +122,7 @@ impl Session {
         let action = "start the daemon in the machine";
         let request = ExecRequest {
             shell: Some(format!(
-                "exec {PROGRAM} serve --ready-timeout {READY_TIMEOUT} >>{LOG} 2>&1"
+                "exec {PROGRAM} serve --e2b --mcp all --ready-timeout {READY_TIMEOUT} --network-default public >>{LOG} 2>&1"
             )),
             on_disconnect: OnDisconnect::Keep,
             tag: Some(TAG.to_owned()),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use forkd_api::{API_VERSION, ErrorCode, Isolation, Version};
+use forkd_api::{API_VERSION, ErrorCode, Isolation, NetworkStatus, Version};
 use forkd_rest_client::Error;
 
 use super::Check;
@@ -48,14 +48,17 @@ pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
             "GET /healthz lists what does not work",
         ),
     });
-    checks.push(match in_time(client.status()).await {
-        Ok(status) => isolation(&status.isolation),
-        Err(problem) => Check::warn(
+    match in_time(client.status()).await {
+        Ok(status) => {
+            checks.push(isolation(&status.isolation));
+            checks.extend(status.network.as_ref().map(network));
+        }
+        Err(problem) => checks.push(Check::warn(
             "isolation",
             problem.to_string(),
             "the daemon's log says more",
-        ),
-    });
+        )),
+    }
     checks.push(match in_time(client.fsck(false)).await {
         Ok(report) if report.problems.is_empty() => Check::pass(
             "store",
@@ -164,6 +167,35 @@ fn isolation(isolation: &Isolation) -> Check {
         format!("{standing}; missing: {}", missing.join(", ")),
         "run the daemon as root, by its systemd unit, on a host with cgroup v2",
     )
+}
+
+/// The network engine and the name servers of the guests.
+fn network(network: &NetworkStatus) -> Check {
+    let default = &network.default.mode;
+    match network.engine.as_str() {
+        "running" if network.resolvers.is_empty() => Check::warn(
+            "network",
+            format!("engine running, default {default}, no name server"),
+            "put one into /etc/resolv.conf or give the daemon --network-resolver",
+        ),
+        "running" => Check::pass(
+            "network",
+            format!(
+                "engine running, default {default}, name servers {}",
+                network.resolvers.join(", ")
+            ),
+        ),
+        "missing" => Check::warn(
+            "network",
+            "forkd-net is not installed: sandboxes can only have the mode none",
+            "install forkd-net beside forkd-controller and start the daemon again",
+        ),
+        other => Check::fail(
+            "network",
+            format!("engine {other}"),
+            "the daemon starts forkd-net again; its log says why that fails",
+        ),
+    }
 }
 
 fn token(args: &DaemonArgs) -> Check {

@@ -75,6 +75,7 @@ fn programs() -> Check {
         "forkd-controller",
         "forkd-spawn",
         "forkd-vmm",
+        "forkd-net",
         "forkd-image",
     ]
     .into_iter()
@@ -83,7 +84,7 @@ fn programs() -> Check {
     if missing.is_empty() {
         Check::pass(
             "programs",
-            "forkd-controller, forkd-spawn, forkd-vmm and forkd-image are beside forkd",
+            "forkd-controller, forkd-spawn, forkd-vmm, forkd-net and forkd-image are beside forkd",
         )
     } else {
         Check::warn(

@@ -180,8 +180,8 @@ fn pagemap_scan() -> Check {
     }
 }
 
-/// Added to checks of features that only networks of sandboxes would need.
-const NO_NETWORK: &str = "sandboxes have no network yet";
+/// Added to checks of features that networks of other systems need.
+const NO_NETWORK: &str = "sandboxes do without it: their network ends in forkd-net";
 
 fn namespaces() -> Check {
     let missing: Vec<&str> = ["mnt", "net", "pid", "user", "uts"]

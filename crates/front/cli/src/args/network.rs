@@ -1,0 +1,174 @@
+//! Arguments about the network: `forkd net`, and the flags of `run`, `spawn` and `fork`.
+
+use clap::{Args, Subcommand};
+use forkd_api::{NetworkPolicy, NetworkRequest};
+use forkd_types::{Mode, Rule};
+
+use super::DaemonArgs;
+
+/// Network policy of each sandbox that a command starts.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Network of each sandbox")]
+#[group(id = "network", multiple = true)]
+pub struct NetworkArgs {
+    /// Destinations that need no rule: none, public, open or custom [default: custom with --allow, public with
+    /// --deny, else that of the daemon]
+    #[arg(long, visible_alias = "network", value_name = "MODE")]
+    pub net: Option<Mode>,
+    /// Allow a destination, such as api.example:443, *.packages.example, 203.0.113.0/24:5432/tcp or host:11434;
+    /// repeatable
+    #[arg(long, value_name = "DESTINATION", value_parser = allow)]
+    pub allow: Vec<Rule>,
+    /// Deny a destination, such as public:25; repeatable
+    #[arg(long, value_name = "DESTINATION", value_parser = deny)]
+    pub deny: Vec<Rule>,
+}
+
+fn allow(text: &str) -> Result<Rule, String> {
+    rule("allow", text)
+}
+
+fn deny(text: &str) -> Result<Rule, String> {
+    rule("deny", text)
+}
+
+fn rule(action: &str, text: &str) -> Result<Rule, String> {
+    format!("{action} {text}")
+        .parse()
+        .map_err(|error| forkd_types::chain(&error))
+}
+
+impl NetworkArgs {
+    /// The policy as the API takes it; `None` if no flag was given. Denials come first, so that they beat allowances.
+    pub fn request(&self) -> Option<NetworkRequest> {
+        let mode = match (self.net, self.allow.is_empty(), self.deny.is_empty()) {
+            (Some(mode), ..) => mode,
+            (None, false, _) => Mode::Custom,
+            (None, true, false) => Mode::Public,
+            (None, true, true) => return None,
+        };
+        let rules = self.deny.iter().chain(&self.allow);
+        Some(NetworkRequest::Policy(NetworkPolicy {
+            mode: mode.to_string(),
+            rules: rules.map(ToString::to_string).collect(),
+            ..NetworkPolicy::default()
+        }))
+    }
+}
+
+/// Arguments of `forkd net`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A policy is a mode and rules. The first rule that matches decides, then the mode:\n  \
+    none    nothing is reachable; takes no rules\n  \
+    custom  only what a rule allows\n  \
+    public  public addresses\n  \
+    open    public and private addresses\n\
+    Addresses of the host, of metadata services and reserved addresses need a rule that names them,\n\
+    in every mode: `forkd net allow sb-… host:11434`.\n\nExamples:\n  \
+    forkd net show sb-…                                  policy, counters and open flows\n  \
+    forkd net set sb-… public                            every public address\n  \
+    forkd net set sb-… --allow '*.packages.example:443'  one site and nothing else\n  \
+    forkd net deny sb-… public:25                        no mail; open connections are reset\n  \
+    forkd net log -f sb-…                                denied and ended connections as they come"
+)]
+pub struct NetArgs {
+    #[command(subcommand)]
+    pub command: NetCommand,
+    /// Print the answer as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// Subcommands of `forkd net`.
+#[derive(Debug, Subcommand)]
+pub enum NetCommand {
+    /// Show the policy, the counters and the open flows of a sandbox
+    Show {
+        /// ID of the sandbox
+        id: String,
+    },
+    /// Replace the policy of a sandbox; connections that the new one does not allow are reset
+    Set {
+        /// ID of the sandbox
+        id: String,
+        /// none, public, open or custom [default: custom with --allow, public with --deny]
+        #[arg(required_unless_present_any = ["allow", "deny"])]
+        mode: Option<Mode>,
+        /// Allow a destination; repeatable
+        #[arg(long, value_name = "DESTINATION", value_parser = allow)]
+        allow: Vec<Rule>,
+        /// Deny a destination; repeatable
+        #[arg(long, value_name = "DESTINATION", value_parser = deny)]
+        deny: Vec<Rule>,
+    },
+    /// Allow destinations: put rules before those of the policy. The mode none becomes custom
+    Allow {
+        /// ID of the sandbox
+        id: String,
+        /// Destinations, such as api.example:443
+        #[arg(required = true, value_name = "DESTINATION", value_parser = allow)]
+        rules: Vec<Rule>,
+    },
+    /// Deny destinations: put rules before those of the policy
+    Deny {
+        /// ID of the sandbox
+        id: String,
+        /// Destinations, such as public:25
+        #[arg(required = true, value_name = "DESTINATION", value_parser = deny)]
+        rules: Vec<Rule>,
+    },
+    /// Print denied and ended connections with the reason of the verdict
+    Log {
+        /// ID of the sandbox
+        id: String,
+        /// Wait for new entries until interrupted
+        #[arg(short, long)]
+        follow: bool,
+        /// Print only denied connections
+        #[arg(long)]
+        denied: bool,
+    },
+    /// Reset every connection of a sandbox
+    Reset {
+        /// ID of the sandbox
+        id: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(mode: Option<Mode>, allowed: &[&str], denied: &[&str]) -> Option<NetworkRequest> {
+        let rules = |texts: &[&str], parse: fn(&str) -> Result<Rule, String>| {
+            texts.iter().map(|text| parse(text).unwrap()).collect()
+        };
+        NetworkArgs {
+            net: mode,
+            allow: rules(allowed, allow),
+            deny: rules(denied, deny),
+        }
+        .request()
+    }
+
+    #[test]
+    fn flags_without_a_mode_have_the_mode_they_mean() {
+        assert_eq!(request(None, &[], &[]), None);
+        let policy = |request: Option<NetworkRequest>| request.unwrap().checked().unwrap();
+        let both = policy(request(None, &["a.example"], &["public:25"]));
+        assert_eq!(both.mode(), Mode::Custom);
+        let rules: Vec<_> = both.rules().iter().map(ToString::to_string).collect();
+        assert_eq!(rules, ["deny public:25", "allow a.example"]);
+        assert_eq!(
+            policy(request(None, &[], &["public:25"])).mode(),
+            Mode::Public
+        );
+        assert_eq!(
+            policy(request(Some(Mode::Open), &[], &[])).mode(),
+            Mode::Open
+        );
+    }
+}

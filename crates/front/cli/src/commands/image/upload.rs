@@ -1,0 +1,95 @@
+//! Images of this host as a stream of bytes for the daemon.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use forkd_oci::source::Source;
+use forkd_oci::{engine, stream};
+use futures::Stream;
+use tokio::sync::mpsc;
+
+use crate::error::CliError;
+
+const PIECE: usize = 256 << 10;
+/// Pieces on their way.
+const PIECES: usize = 4;
+
+/// The bytes of an image that lies on this host.
+pub fn content(
+    source: Source,
+) -> Result<impl Stream<Item = io::Result<Vec<u8>>> + Send + 'static, CliError> {
+    // Opened here, so that a wrong path is reported before the daemon is asked.
+    let work: Box<dyn FnOnce(Pipe) -> io::Result<()> + Send> = match source {
+        Source::Stdin => Box::new(|pipe| copy(io::stdin().lock(), pipe)),
+        Source::Tar { file } => from_file(&file)?,
+        Source::OciArchive { file, name: None } | Source::DockerArchive { file, name: None } => {
+            from_file(&file)?
+        }
+        Source::Layout { folder, name: None } | Source::Folder { folder } => {
+            if !folder.is_dir() {
+                return Err(anyhow!("{} is not a folder", folder.display()).into());
+            }
+            Box::new(move |pipe| {
+                stream::archive(&folder, io::BufWriter::with_capacity(PIECE, pipe))
+                    .map_err(io::Error::other)
+            })
+        }
+        Source::Engine { engine, name } => Box::new(move |pipe| {
+            copy(
+                engine::export(engine, &name).map_err(io::Error::other)?,
+                pipe,
+            )
+        }),
+        Source::Layout { .. } | Source::OciArchive { .. } | Source::DockerArchive { .. } => {
+            return Err(CliError::new(
+                anyhow!("one image of several cannot be chosen over the network"),
+                Some("make an archive of that image alone, or use `forkd-image install` on the daemon's host".into()),
+            ));
+        }
+        Source::Registry(_) => {
+            return Err(anyhow!("an image in a registry is not sent along").into());
+        }
+    };
+    let (sender, mut receiver) = mpsc::channel(PIECES);
+    std::thread::spawn(move || {
+        if let Err(error) = work(Pipe(sender.clone())) {
+            // A receiver that is gone has its own reason.
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    Ok(futures::stream::poll_fn(move |context| {
+        receiver.poll_recv(context)
+    }))
+}
+
+fn from_file(path: &Path) -> Result<Box<dyn FnOnce(Pipe) -> io::Result<()> + Send>, CliError> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(Box::new(|pipe| copy(file, pipe)))
+}
+
+fn copy(mut from: impl Read, mut pipe: Pipe) -> io::Result<()> {
+    let mut buffer = vec![0; PIECE];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => return Ok(()),
+            read => pipe.write_all(buffer.get(..read).unwrap_or_default())?,
+        }
+    }
+}
+
+/// Writes become pieces of the stream.
+struct Pipe(mpsc::Sender<io::Result<Vec<u8>>>);
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let sent = self.0.blocking_send(Ok(bytes.to_vec()));
+        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

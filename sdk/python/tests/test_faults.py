@@ -40,6 +40,12 @@ class Retries(unittest.TestCase):
             Sandbox.create("py", client=client)
         self.assertEqual(len({headers["idempotency-key"] for _, headers, _ in server.requests}), 2)
 
+    def test_a_fork_that_may_have_run_is_repeated_with_the_same_key(self):
+        with Script(b"", answer(201, [sandbox("sb2")])) as server:
+            self.assertEqual([child.id for child in bound(server).fork()], ["sb2"])
+        self.assertEqual(len({headers["idempotency-key"] for _, headers, _ in server.requests}), 1)
+        self.assertEqual(len(server.requests), 2)
+
     def test_a_command_that_may_have_run_is_not_repeated(self):
         with Script(b"", stream(STARTED, EXIT)) as server:
             with self.assertRaises(errors.StreamCut):

@@ -77,11 +77,14 @@ export class LaunchFailed extends ApiError {}
 export class AgentFailed extends ApiError {}
 export class OperationTimeout extends ApiError {}
 export class NoSpace extends ApiError {}
+export class RegistryFailed extends ApiError {}
+
 export class Unsupported extends ApiError {}
 
 const BY_CODE: Record<string, typeof ApiError> = {
   invalid_request: InvalidRequest,
   invalid_name: InvalidRequest,
+  policy_invalid: InvalidRequest,
   unsupported_media_type: InvalidRequest,
   too_large: InvalidRequest,
   no_such_route: NotFound,
@@ -93,7 +96,13 @@ const BY_CODE: Record<string, typeof ApiError> = {
   snapshot_not_found: SnapshotNotFound,
   workspace_not_found: NotFound,
   image_not_found: NotFound,
+  image_invalid: InvalidRequest,
+  registry_denied: RegistryFailed,
+  registry_failed: RegistryFailed,
+  operation_not_found: NotFound,
   token_not_found: NotFound,
+  node_not_found: NotFound,
+  node_lost: Busy,
   checkpoint_not_found: CheckpointNotFound,
   process_not_found: ProcessNotFound,
   file_not_found: FileMissing,
@@ -110,10 +119,15 @@ const BY_CODE: Record<string, typeof ApiError> = {
   shutting_down: Busy,
   agent_unreachable: AgentFailed,
   port_closed: NotFound,
+  network_unavailable: Unsupported,
   agent_failed: AgentFailed,
   timeout: OperationTimeout,
   sandbox_gone: SandboxGone,
   launch_failed: LaunchFailed,
+  invalid_artifact: InvalidRequest,
+  digest_mismatch: InvalidRequest,
+  untrusted_signature: WrongState,
+  contains_secrets: WrongState,
   no_space: NoSpace,
   unsupported: Unsupported,
 };

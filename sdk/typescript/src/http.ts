@@ -27,8 +27,6 @@ export interface RequestOptions extends CallOptions {
   query?: Record<string, string | undefined> | undefined;
   /** Idempotency key, the same for every repetition. */
   key?: string | undefined;
-  /** Whether the daemon knows keys on this route. */
-  honoured?: boolean | undefined;
   timeoutMs?: number | undefined;
 }
 
@@ -100,7 +98,7 @@ export class Http {
     if (options.content) headers["content-type"] = "application/octet-stream";
     const url = new URL(this.base + path);
     for (const [name, value] of Object.entries(options.query ?? {})) if (value !== undefined) url.searchParams.set(name, value);
-    const harmless = ["GET", "PUT", "DELETE"].includes(method) || (options.key !== undefined && options.honoured !== false);
+    const harmless = ["GET", "PUT", "DELETE"].includes(method) || options.key !== undefined;
     const body = options.content ?? (options.json === undefined ? undefined : JSON.stringify(options.json));
     const signals = [options.signal, limit].filter((one) => one !== undefined);
     for (let attempt = 0; ; attempt++) {

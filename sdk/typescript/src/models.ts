@@ -3,6 +3,8 @@
 import { ApiError, ProtocolError, apiError } from "./errors.js";
 
 export type BranchMode = "full" | "diff" | "live";
+/** A network mode, or a policy with rules such as `allow api.example:443`. */
+export type Network = "none" | "public" | "open" | "custom" | { mode: "none" | "public" | "open" | "custom"; rules?: string[]; limits?: Record<string, number> };
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
 export interface SandboxInfo {

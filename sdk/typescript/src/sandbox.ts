@@ -5,7 +5,7 @@ import { Commands, Pty, type RunOptions, type Command } from "./commands.js";
 import { ApiError, EvalError, ExploreError, FileMissing, ForkError, InvalidRequest, SandboxGone, SandboxNotFound, apiError } from "./errors.js";
 import { LONG_MS, type CallOptions, type ClientOptions, type Http } from "./http.js";
 import * as read from "./models.js";
-import type { BranchMode, Checkpoint, CommandResult, Evaluation, FileChange, FileEntry, Json, Rollback, SandboxInfo, SnapshotInfo } from "./models.js";
+import type { BranchMode, Checkpoint, CommandResult, Evaluation, FileChange, FileEntry, Json, Network, Rollback, SandboxInfo, SnapshotInfo } from "./models.js";
 
 export interface CreateOptions extends CallOptions {
   tag: string;
@@ -13,6 +13,8 @@ export interface CreateOptions extends CallOptions {
   ttl?: number | null;
   labels?: Record<string, string>;
   memoryLimitMib?: number;
+  /** What programs in the sandbox reach; the default of the daemon if missing. */
+  network?: Network;
   idempotencyKey?: string;
   client?: Client | ClientOptions;
 }
@@ -126,6 +128,7 @@ export class Sandbox {
       timeout_secs: options.ttl === undefined ? 3600 : (options.ttl ?? undefined),
       labels: options.labels,
       memory_limit_mib: options.memoryLimitMib,
+      network: options.network,
     };
     const key = options.idempotencyKey ?? newKey();
     return bindAll(used, await used.http.json("POST", "/v1/sandboxes", { json, key, timeoutMs: LONG_MS, signal: options.signal }));
@@ -159,6 +162,10 @@ export class Sandbox {
   async setTtl(seconds: number, options: CallOptions = {}): Promise<SandboxInfo> {
     return read.sandboxInfo(await this.client.http.json("PATCH", this.#base, { json: { timeout_secs: seconds }, ...options }));
   }
+  /** Replaces the network policy. Connections that the new one does not allow are reset before this returns. */
+  async setNetwork(network: Network, options: CallOptions = {}): Promise<SandboxInfo> {
+    return read.sandboxInfo(await this.client.http.json("PATCH", this.#base, { json: { network }, ...options }));
+  }
   async ping(options: CallOptions = {}): Promise<Record<string, unknown>> {
     return read.fields(await this.client.http.json("POST", `${this.#base}/ping`, options), "ping");
   }
@@ -185,11 +192,10 @@ export class Sandbox {
   }
 
   /** Starts `n` children with the state of this moment. This sandbox goes on. */
-  async fork(n = 1, options: CallOptions & { ttl?: number; labels?: Record<string, string>; freeze?: boolean; idempotencyKey?: string } = {}): Promise<Sandbox[]> {
-    const json = { n, timeout_secs: options.ttl, labels: options.labels, freeze: options.freeze };
+  async fork(n = 1, options: CallOptions & { ttl?: number; labels?: Record<string, string>; freeze?: boolean; network?: Network; idempotencyKey?: string } = {}): Promise<Sandbox[]> {
+    const json = { n, timeout_secs: options.ttl, labels: options.labels, freeze: options.freeze, network: options.network };
     const key = options.idempotencyKey ?? newKey();
-    // The daemon has no idempotency on this route yet: a request that may have run is not repeated.
-    return bindAll(this.client, await this.client.http.json("POST", `${this.#base}/fork`, { json, key, honoured: false, timeoutMs: LONG_MS, signal: options.signal }));
+    return bindAll(this.client, await this.client.http.json("POST", `${this.#base}/fork`, { json, key, timeoutMs: LONG_MS, signal: options.signal }));
   }
   /** Freezes this moment under a tag. This sandbox goes on. */
   async branch(options: CallOptions & { tag?: string; mode?: BranchMode; wait?: boolean; freeze?: boolean; idempotencyKey?: string } = {}): Promise<SnapshotInfo> {

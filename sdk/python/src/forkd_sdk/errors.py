@@ -164,6 +164,10 @@ class NoSpace(ApiError):
     """The disk of the host is full."""
 
 
+class RegistryFailed(ApiError):
+    """A registry of container images refuses, fails or cannot be reached."""
+
+
 class Unsupported(ApiError):
     """Not possible with this configuration or build of the daemon."""
 
@@ -171,6 +175,7 @@ class Unsupported(ApiError):
 _BY_CODE: dict[str, type[ApiError]] = {
     "invalid_request": InvalidRequest,
     "invalid_name": InvalidRequest,
+    "policy_invalid": InvalidRequest,
     "unsupported_media_type": InvalidRequest,
     "too_large": InvalidRequest,
     "no_such_route": NotFound,
@@ -182,7 +187,13 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "snapshot_not_found": SnapshotNotFound,
     "workspace_not_found": NotFound,
     "image_not_found": NotFound,
+    "image_invalid": InvalidRequest,
+    "registry_denied": RegistryFailed,
+    "registry_failed": RegistryFailed,
+    "operation_not_found": NotFound,
     "token_not_found": NotFound,
+    "node_not_found": NotFound,
+    "node_lost": Busy,
     "checkpoint_not_found": CheckpointNotFound,
     "process_not_found": ProcessNotFound,
     "file_not_found": FileMissing,
@@ -199,10 +210,15 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "shutting_down": Busy,
     "agent_unreachable": AgentFailed,
     "port_closed": NotFound,
+    "network_unavailable": Unsupported,
     "agent_failed": AgentFailed,
     "timeout": OperationTimeout,
     "sandbox_gone": SandboxGone,
     "launch_failed": LaunchFailed,
+    "invalid_artifact": InvalidRequest,
+    "digest_mismatch": InvalidRequest,
+    "untrusted_signature": WrongState,
+    "contains_secrets": WrongState,
     "no_space": NoSpace,
     "unsupported": Unsupported,
 }

@@ -12,6 +12,8 @@ from forkd_sdk._wire import Fields
 from forkd_sdk.errors import ApiError, ProtocolError, api_error
 
 BranchMode = Literal["full", "diff", "live"]
+# A mode ("none", "public", "open", "custom"), or a policy: {"mode": …, "rules": […], "limits": {…}}.
+Network = str | dict[str, Any]
 R = TypeVar("R")
 O = TypeVar("O")
 S = TypeVar("S")

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from forkd_sdk._async.http import AsyncHttp
 from forkd_sdk._async.sandbox import LONG, AsyncSandboxBase, bind_all
 from forkd_sdk._wire import Fields, is_keepalive, rows, without_none
-from forkd_sdk.models import Event, SandboxInfo, SandboxStats, SnapshotInfo, Workspace
+from forkd_sdk.models import Event, Network, SandboxInfo, SandboxStats, SnapshotInfo, Workspace
 
 S = TypeVar("S", bound=AsyncSandboxBase)
 
@@ -43,10 +43,13 @@ class AsyncClient:
         ttl: int | None = None,
         labels: dict[str, str] | None = None,
         memory_limit_mib: int | None = None,
+        network: Network | None = None,
         idempotency_key: str | None = None,
     ) -> list[S]:
         """Starts children of a snapshot. If some fail, `ForkError` has those that run."""
-        body = without_none(snapshot_tag=tag, n=n, timeout_secs=ttl, labels=labels, memory_limit_mib=memory_limit_mib)
+        body = without_none(
+            snapshot_tag=tag, n=n, timeout_secs=ttl, labels=labels, memory_limit_mib=memory_limit_mib, network=network
+        )
         key = idempotency_key or os.urandom(16).hex()
         answer = await self.http.json("POST", "/v1/sandboxes", json=body, key=key, timeout=LONG)
         return bind_all(kind, self, answer, None)

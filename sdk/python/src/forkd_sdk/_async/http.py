@@ -72,13 +72,11 @@ class AsyncHttp:
         content: Any = None,
         params: dict[str, str] | None = None,
         key: str | None = None,
-        honoured: bool = True,
         timeout: float | None = None,
     ) -> io.Response:
         """The answer to a request, after retries. A refusal is raised as its `ApiError`.
 
-        `key` is the idempotency key, the same for every repetition; `honoured` is whether the daemon knows keys on this
-        route. A stream as `content` can be sent once only.
+        `key` is the idempotency key, the same for every repetition. A stream as `content` can be sent once only.
         """
         import httpx2
 
@@ -86,7 +84,7 @@ class AsyncHttp:
         if content is not None:
             headers["content-type"] = "application/octet-stream"
         replayable = content is None or isinstance(content, bytes)
-        harmless = replayable and (method in ("GET", "PUT", "DELETE") or (key is not None and honoured))
+        harmless = replayable and (method in ("GET", "PUT", "DELETE") or key is not None)
         limits = self._limits(self.timeout if timeout is None else timeout)
         attempt = 0
         while True:

@@ -6,7 +6,7 @@ from typing import Self
 
 from forkd_sdk._async.client import AsyncClient
 from forkd_sdk._async.sandbox import AsyncSandboxBase
-from forkd_sdk.models import SandboxInfo
+from forkd_sdk.models import Network, SandboxInfo
 
 
 class AsyncOpening(AsyncSandboxBase):
@@ -20,13 +20,23 @@ class AsyncOpening(AsyncSandboxBase):
         ttl: int | None = 3600,
         labels: dict[str, str] | None = None,
         memory_limit_mib: int | None = None,
+        network: Network | None = None,
         idempotency_key: str | None = None,
         client: AsyncClient | None = None,
     ) -> Self:
-        """Starts a child of a snapshot. The daemon deletes the child after `ttl` seconds (None: never)."""
+        """Starts a child of a snapshot. The daemon deletes the child after `ttl` seconds (None: never).
+
+        `network` is a mode such as `"public"`, or a policy with a mode and rules.
+        """
         used = client or AsyncClient()
         children = await used.spawn(
-            cls, tag, ttl=ttl, labels=labels, memory_limit_mib=memory_limit_mib, idempotency_key=idempotency_key
+            cls,
+            tag,
+            ttl=ttl,
+            labels=labels,
+            memory_limit_mib=memory_limit_mib,
+            network=network,
+            idempotency_key=idempotency_key,
         )
         children[0]._owns_client = client is None
         return children[0]
@@ -40,13 +50,21 @@ class AsyncOpening(AsyncSandboxBase):
         ttl: int | None = 3600,
         labels: dict[str, str] | None = None,
         memory_limit_mib: int | None = None,
+        network: Network | None = None,
         idempotency_key: str | None = None,
         client: AsyncClient | None = None,
     ) -> list[Self]:
         """Starts `n` children of a snapshot."""
         used = client or AsyncClient()
         return await used.spawn(
-            cls, tag, n, ttl=ttl, labels=labels, memory_limit_mib=memory_limit_mib, idempotency_key=idempotency_key
+            cls,
+            tag,
+            n,
+            ttl=ttl,
+            labels=labels,
+            memory_limit_mib=memory_limit_mib,
+            network=network,
+            idempotency_key=idempotency_key,
         )
 
     @classmethod

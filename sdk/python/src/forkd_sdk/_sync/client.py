@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from forkd_sdk._sync.http import Http
 from forkd_sdk._sync.sandbox import LONG, SandboxBase, bind_all
 from forkd_sdk._wire import Fields, is_keepalive, rows, without_none
-from forkd_sdk.models import Event, SandboxInfo, SandboxStats, SnapshotInfo, Workspace
+from forkd_sdk.models import Event, Network, SandboxInfo, SandboxStats, SnapshotInfo, Workspace
 
 S = TypeVar("S", bound=SandboxBase)
 
@@ -44,10 +44,13 @@ class Client:
         ttl: int | None = None,
         labels: dict[str, str] | None = None,
         memory_limit_mib: int | None = None,
+        network: Network | None = None,
         idempotency_key: str | None = None,
     ) -> list[S]:
         """Starts children of a snapshot. If some fail, `ForkError` has those that run."""
-        body = without_none(snapshot_tag=tag, n=n, timeout_secs=ttl, labels=labels, memory_limit_mib=memory_limit_mib)
+        body = without_none(
+            snapshot_tag=tag, n=n, timeout_secs=ttl, labels=labels, memory_limit_mib=memory_limit_mib, network=network
+        )
         key = idempotency_key or os.urandom(16).hex()
         answer = self.http.json("POST", "/v1/sandboxes", json=body, key=key, timeout=LONG)
         return bind_all(kind, self, answer, None)

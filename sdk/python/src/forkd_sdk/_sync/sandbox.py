@@ -17,7 +17,19 @@ from forkd_sdk._sync.session import Pty
 from forkd_sdk._tree import Node
 from forkd_sdk._wire import rows, without_none
 from forkd_sdk.errors import ApiError, ExploreError, ForkError, SandboxGone, SandboxNotFound, api_error
-from forkd_sdk.models import BranchMode, Checkpoint, CommandResult, Evaluation, Exploration, Outcome, Ping, Rollback, SandboxInfo, SnapshotInfo
+from forkd_sdk.models import (
+    BranchMode,
+    Checkpoint,
+    CommandResult,
+    Evaluation,
+    Exploration,
+    Network,
+    Outcome,
+    Ping,
+    Rollback,
+    SandboxInfo,
+    SnapshotInfo,
+)
 
 if TYPE_CHECKING:
     from forkd_sdk._sync.client import Client
@@ -94,6 +106,10 @@ class SandboxBase:
         """Replaces the labels."""
         return self._patch({"labels": labels})
 
+    def set_network(self, network: Network) -> SandboxInfo:
+        """Replaces the network policy. Connections that the new one does not allow are reset before this returns."""
+        return self._patch({"network": network})
+
     def _patch(self, body: dict[str, Any]) -> SandboxInfo:
         self._info = SandboxInfo.read(self.client.http.json("PATCH", self._base, json=body))
         return self._info
@@ -156,16 +172,16 @@ class SandboxBase:
         ttl: int | None = None,
         labels: dict[str, str] | None = None,
         freeze: bool = False,
+        network: Network | None = None,
         idempotency_key: str | None = None,
     ) -> list[Self]:
         """Starts `n` children with the state of this moment. This sandbox goes on.
 
         If some children fail, `ForkError` has those that run.
         """
-        body = without_none(n=n, timeout_secs=ttl, labels=labels, freeze=freeze or None)
+        body = without_none(n=n, timeout_secs=ttl, labels=labels, freeze=freeze or None, network=network)
         key = idempotency_key or os.urandom(16).hex()
-        # The daemon has no idempotency on this route yet: a request that may have run is not repeated.
-        answer = self.client.http.json("POST", f"{self._base}/fork", json=body, key=key, honoured=False, timeout=LONG)
+        answer = self.client.http.json("POST", f"{self._base}/fork", json=body, key=key, timeout=LONG)
         return bind_all(type(self), self.client, answer, self.node)
 
     def branch(

@@ -1,7 +1,7 @@
 # `make` alone prints every target with the text behind its double hash.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build quickstart test soak lint bench fuzz clean
+.PHONY: help setup build quickstart test soak lint bench fuzz package clean
 
 # `make fuzz SECONDS=60` names a variable that bash itself counts with: it is passed as an argument, never by environment.
 unexport SECONDS
@@ -32,6 +32,9 @@ bench: ## the benchmarks behind the numbers in docs/benchmarks.md
 
 fuzz: ## run every fuzz target for SECONDS (default 60) each: make fuzz SECONDS=60
 	@scripts/fuzz.sh $(or $(SECONDS),60)
+
+package: ## write wheel, npm packages, Debian package and bill of materials to target/package
+	@scripts/package.sh
 
 clean: ## remove the build; keep the cache in ~/.cache/forkd
 	@scripts/clean.sh

@@ -75,13 +75,13 @@ daemon_tests() {
     printf 'ok %d cases of the daemon\nFAILED %d cases of the daemon\n' "$passed" "$failed" | grep -v '^FAILED 0 ' >>"$work/results"
 }
 
-# Tests the units of packaging/systemd, in a container with systemd in the machine.
+# Installs the Debian package in a container with systemd in the machine, and tests its units.
 systemd_case() {
-    local at=$inside/systemd file
-    ask_machine sh -c "rm -rf $at && mkdir -p $at/programs $at/units $at/state/kernels $at/state/images/python-numpy &&
-        cd /usr/local/bin && cp forkd forkd-agent forkd-controller forkd-spawn forkd-vmm $at/programs/ &&
-        cd /var/lib/forkd && ln kernels/* $at/state/kernels/ && ln images/python-numpy/* $at/state/images/python-numpy/"
-    for file in "$root"/packaging/systemd/*; do machine cp "$file" ":$at/units/$(basename "$file")"; done
+    local at=$inside/systemd
+    "$bin/forkd-image" install python-numpy --data-dir "$work/state" >&2
+    (use_node && python3 "$root/packaging/tools/package.py" "$bin" "$work/package" --only deb --state "$work/state" >&2)
+    ask_machine sh -c "rm -rf $at && mkdir -p $at"
+    machine cp "$(echo "$work"/package/*.deb)" ":$at/forkd.deb"
     machine cp "$root/tests/e2e/systemd/check.sh" ":$at/check.sh"
     machine cp "$("$bin/forkd-image" build "$root/tests/e2e/systemd")" ":$at/root.ext4"
     daemon_case "daemon: under systemd" ask_machine bash "$at/check.sh" "$at"
@@ -93,9 +93,9 @@ in_python_sdk() { PYTHONPATH=$root/sdk/python/src "$python" "$clients/scenario.p
 
 # A soak uses larger counts.
 daemon_cases() {
-    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20
-    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100; fi
-    daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-agent)
+    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100
+    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000; fi
+    daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-agent)
     provide_daemon
     # The data disk survives a run, and this build may not be able to run snapshots of an earlier one.
     "$bin/forkd" kill --all </dev/null >/dev/null 2>&1 || true
@@ -108,9 +108,11 @@ daemon_cases() {
     "$bin/forkd" run --image python-numpy -- true </dev/null >&2
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
+    daemon_case "daemon: tools for models" "$(clients_python mcp==2.3.0)" "$clients/mcp_tools.py" "$bin/forkd" "$url" "$tag" "$url/mcp"
+    python=$(clients_python e2b==2.63.0)
+    daemon_case "daemon: the SDK of E2B" "$python" "$clients/e2b_sdk.py" "$url" "$tag"
     daemon_case "daemon: files, processes and ports" python3 "$clients/routes.py" "$url" "$tag"
-    ask_machine mkdir -p /var/lib/forkd/images/shell-image /var/lib/forkd/images/scratch-image
-    daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$bin/forkd-image" "$work" "$bin/forkd" machine cp
+    daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$work"
     python=$(clients_python "${python_sdk[@]}")
     daemon_case "daemon: one scenario, blocking Python" in_python_sdk "$url" "$tag" sync
     daemon_case "daemon: one scenario, asynchronous Python" in_python_sdk "$url" "$tag" async
@@ -122,6 +124,8 @@ daemon_cases() {
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"
+    daemon_case "daemon: nothing stays behind" python3 "$clients/leftovers.py" "$url" "$tag" "$sandboxes" \
+        "$bin/forkd machine exec --no-sync --" "$restart"
     daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \
         "$bin/forkd machine exec --no-sync --" "$restart"
     daemon_case "daemon: without power" without_locks bash "$clients/power.sh" "$bin/forkd" "$tag" \
@@ -134,6 +138,9 @@ daemon_cases() {
         # The machine was filled anew, perhaps without the snapshot.
         "$bin/forkd" run --image python-numpy -- true </dev/null >&2
         daemon_case "daemon: requests made from the document" python3 "$clients/document.py" "$(dirname "$python")/schemathesis" "$url" "$tag"
+        # Runs in the machine: it makes network namespaces there.
+        machine cp "$clients/network.py" :/tmp/network.py
+        daemon_case "daemon: the network of guests" ask_machine python3 /tmp/network.py /var/lib/forkd
         systemd_case
     fi
 }

@@ -7,7 +7,8 @@ daemon_answers() { "$bin/forkd" ls </dev/null >/dev/null 2>&1; }
 start_daemon() {
     local log=$cache/controller.log tenths=300
     mkdir -p "$cache"
-    setsid "$bin/forkd-controller" serve </dev/null >"$log" 2>&1 &
+    # A demonstration on the user's own computer: sandboxes reach public addresses.
+    setsid "$bin/forkd-controller" serve --network-default public </dev/null >"$log" 2>&1 &
     local pid=$!
     until daemon_answers; do
         kill -0 "$pid" 2>/dev/null || die "the daemon ended at once" "its log is $log"

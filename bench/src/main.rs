@@ -14,6 +14,7 @@ mod floor;
 mod fork;
 mod frozen;
 mod history;
+mod neighbours;
 mod operations;
 mod output;
 mod report;
@@ -54,6 +55,8 @@ enum What {
     Branch(branch::Args),
     /// Measure roll-backs of a running sandbox, through the daemon.
     Rollback(rollback::Args),
+    /// Measure a quiet sandbox beside noisy ones, through the daemon.
+    Neighbours(neighbours::Args),
     /// Measure the cost of the depth of a chain of snapshots, through the daemon.
     Chain(chain::Args),
     /// Run one child of the floor measurement.
@@ -131,6 +134,7 @@ fn main() -> anyhow::Result<()> {
         What::Branch(args) => branch::run(&args),
         What::Rollback(args) => rollback::run(&args),
         What::Chain(args) => chain::run(&args),
+        What::Neighbours(args) => neighbours::run(&args),
     }
 }
 

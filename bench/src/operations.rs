@@ -150,7 +150,11 @@ impl Bench<'_> {
                     self.tag = tag;
                     return self.first_child().await;
                 }
-                Err(error) => self.again("the parent", &error).await,
+                Err(error) => {
+                    self.again("the parent", &error).await;
+                    // Ends the build in the daemon, which may go on.
+                    self.daemon.remove(&name).await;
+                }
             }
         }
         bail!("no parent after {RETRIES} retries")
@@ -301,6 +305,7 @@ impl Bench<'_> {
             timeout_secs: None,
             labels: BTreeMap::new(),
             freeze: false,
+            network: None,
         };
         Ok(self.daemon.client.fork(source.id(), &request).await?)
     }

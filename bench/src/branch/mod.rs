@@ -43,6 +43,10 @@ pub struct Args {
     )]
     dirty: Vec<MiB>,
 
+    /// Freeze the processes in the source for each cut.
+    #[arg(long)]
+    freeze: bool,
+
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -59,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     "{} branches of {memory} with {dirty} dirty",
                     args.measure.rounds
                 );
-                let measured = measure(daemon, &parent, memory, dirty, args.measure.rounds).await?;
+                let measured = measure(daemon, &parent, memory, dirty, args).await?;
                 results.push(measured);
             }
         }
@@ -67,7 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })?;
     let report = Report {
         branch,
-        conditions: Conditions::new(host, args.measure.rounds.into()),
+        conditions: Conditions::new(host, args.measure.rounds.into(), args.freeze),
     };
     args.measure.output.print(&report)
 }
@@ -98,16 +102,16 @@ async fn measure(
     parent: &str,
     memory: MiB,
     dirty: MiB,
-    rounds: u8,
+    args: &Args,
 ) -> anyhow::Result<Branch> {
     let source = Source::start(daemon, parent, dirty).await?;
     let mut events = daemon.client.events().await?;
     let mut all = Vec::new();
     // The first branch holds everything that the preparation changed. It is not counted.
-    for round in 0..=rounds {
+    for round in 0..=args.measure.rounds {
         source.dirty(dirty).await?;
         let tag = daemon.tag(&format!("{}-{}-{round}", memory.0, dirty.0));
-        let times = once(daemon, &source, dirty, &tag, &mut events).await?;
+        let times = once(daemon, &source, dirty, (&tag, args.freeze), &mut events).await?;
         if round > 0 {
             all.push(times);
         }
@@ -120,13 +124,14 @@ async fn once(
     daemon: &Daemon,
     source: &Source<'_>,
     dirty: MiB,
-    tag: &str,
+    (tag, freeze): (&str, bool),
     events: &mut Frames<EventInfo>,
 ) -> anyhow::Result<Times> {
     source.watch(WATCH).await?;
     let request = BranchRequest {
         tag: Some(tag.to_owned()),
         wait: false,
+        freeze,
         ..BranchRequest::default()
     };
     let begun = Instant::now();
@@ -149,7 +154,7 @@ async fn once(
     let quiet_gap = source.longest_gap().await?;
     let detail = daemon.client.snapshot(tag).await?;
     source.dirty(dirty).await?;
-    let fork_answers = fork(daemon, source).await?;
+    let fork_answers = fork(daemon, source, freeze).await?;
     Ok(Times {
         guest_gap,
         quiet_gap,
@@ -163,12 +168,13 @@ async fn once(
 }
 
 /// Forks the source in one step.
-async fn fork(daemon: &Daemon, source: &Source<'_>) -> anyhow::Result<Duration> {
+async fn fork(daemon: &Daemon, source: &Source<'_>, freeze: bool) -> anyhow::Result<Duration> {
     let request = ForkRequest {
         n: 1,
         timeout_secs: None,
         labels: BTreeMap::new(),
-        freeze: false,
+        freeze,
+        network: None,
     };
     let begun = Instant::now();
     let children = daemon.client.fork(source.id(), &request).await?;

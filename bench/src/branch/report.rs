@@ -78,16 +78,19 @@ pub struct Conditions {
     pub host: Host,
     /// Branches per kind.
     pub rounds: usize,
+    /// The processes in the source were frozen for each cut.
+    pub freeze: bool,
     /// Definition of each clock.
     pub clock: &'static str,
 }
 
 impl Conditions {
     /// The conditions and definitions of this program.
-    pub fn new(host: Host, rounds: usize) -> Self {
+    pub fn new(host: Host, rounds: usize, freeze: bool) -> Self {
         Self {
             host,
             rounds,
+            freeze,
             clock: "through the daemon's REST API, one source of 1 vCPU, every page of the dirty set changed before \
                     each branch; guest gap: the longest time between two looks at CLOCK_MONOTONIC of a process that \
                     does nothing else, in the two seconds around the cut, what other processes of the guest and the \
@@ -103,7 +106,11 @@ impl Conditions {
 impl Findings for Report {
     fn text(&self) -> String {
         let c = &self.conditions;
-        let mut text = format!("{}, {} branches in a row\n\n", c.host.line(), c.rounds);
+        let mut text = format!("{}, {} branches in a row", c.host.line(), c.rounds);
+        text.push_str(match c.freeze {
+            true => ", processes frozen for each cut\n\n",
+            false => "\n\n",
+        });
         let _ = writeln!(text, "{:<32} {:>9} {:>9} {:>9}", "ms", "p50", "p99", "max");
         for branch in &self.branch {
             let _ = writeln!(

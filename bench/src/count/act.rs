@@ -117,6 +117,7 @@ impl Stage<'_> {
                     timeout_secs: None,
                     labels: BTreeMap::new(),
                     freeze: false,
+                    network: None,
                 };
                 return Ok(client.fork(id, &request).await?);
             }

@@ -21,6 +21,7 @@ async fn main() -> anyhow::Result<()> {
         &program("forkd-controller"),
         &program("forkd-spawn"),
         &program("forkd-vmm"),
+        &program("forkd-net"),
     );
     let mut daemon = Daemon::with(programs, Options::default()).await;
     fill(&daemon).await?;
@@ -66,6 +67,7 @@ async fn fill(daemon: &Daemon) -> anyhow::Result<()> {
         snapshot_tag: "live".to_owned(),
         per_child_netns: false,
         memory_limit_mib: None,
+        network: None,
     };
     let workspace = daemon.client().create_workspace(&request).await?;
     let id = workspace.live_sandbox_id.context("a workspace runs")?;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::fake::Faults;
+use crate::fake::{Faults, LIMITS, MISSING_WALLS};
 use crate::leftovers::{self, Leftovers};
 use crate::{Programs, Sandbox, Vmms, until};
 
@@ -130,6 +130,16 @@ impl Daemon {
         self.home.path().join("data")
     }
 
+    /// The process ID of the daemon.
+    ///
+    /// # Panics
+    ///
+    /// Panics when the daemon does not run.
+    pub fn pid(&self) -> u32 {
+        let process = self.process.as_ref().expect("the daemon was started");
+        process.id().expect("the daemon runs")
+    }
+
     fn run(&self) -> PathBuf {
         self.home.path().join("run")
     }
@@ -156,6 +166,25 @@ impl Daemon {
     pub fn faults(&self) -> &Faults {
         assert_eq!(self.vmms, Vmms::Fake, "faults need fake VMMs");
         &self.faults
+    }
+
+    /// Takes a wall down that the fake `forkd-spawn` would report as standing.
+    ///
+    /// # Panics
+    ///
+    /// Panics when the file cannot be written.
+    pub fn without_wall(&self, wall: &str, reason: &str) {
+        let path = self.programs.path().join(MISSING_WALLS);
+        std::fs::write(path, format!("{wall} {reason}\n")).expect("a wall is taken down");
+    }
+
+    /// The memory limits in bytes that the fake `forkd-spawn` was asked to set on live VMs, in order.
+    pub fn limits_set(&self) -> Vec<u64> {
+        let text = std::fs::read_to_string(self.programs.path().join(LIMITS));
+        text.unwrap_or_default()
+            .lines()
+            .filter_map(|line| line.parse().ok())
+            .collect()
     }
 
     /// Starts the process and waits until it answers.
@@ -323,9 +352,52 @@ impl Daemon {
         all.into_iter().map(|info| info.tag).collect()
     }
 
+    /// The processes of the network engine.
+    pub fn engines(&self) -> Vec<u32> {
+        leftovers::processes(&self.programs.path().join("forkd-net"))
+    }
+
+    /// Ends the network engine by `SIGKILL`.
+    pub fn kill_engine(&self) {
+        for pid in self.engines() {
+            if let Some(pid) = Pid::from_raw(pid as i32) {
+                // It may have ended by itself.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+
+    /// The sandboxes that the network engine serves.
+    ///
+    /// # Panics
+    ///
+    /// Panics when the daemon does not answer.
+    pub async fn engine_sandboxes(&self) -> u32 {
+        let status = self.client.status().await.expect("the daemon has a status");
+        status.network.expect("the status of the network").sandboxes
+    }
+
     /// Files and processes of sandboxes.
     pub fn leftovers(&self) -> Leftovers {
         Leftovers::find(&self.data(), &self.run(), self.programs.path())
+    }
+
+    /// How many descriptors the daemon has open.
+    pub fn open_files(&self) -> usize {
+        let processes = leftovers::processes(&self.programs.path().join("forkd-controller"));
+        let open = processes.iter().map(|pid| format!("/proc/{pid}/fd"));
+        open.map(|dir| leftovers::entries(Path::new(&dir)).len())
+            .sum()
+    }
+
+    /// Ends a process of this daemon by `SIGKILL`.
+    ///
+    /// # Panics
+    ///
+    /// Panics when there is no such process.
+    pub fn kill_process(pid: u32) {
+        let pid = Pid::from_raw(pid as i32).expect("a process ID");
+        kill_process(pid, Signal::KILL).expect("a signal is sent");
     }
 
     /// Deletes every sandbox and every snapshot and checks that nothing stays: no file, no process, no content.
@@ -377,7 +449,7 @@ impl Drop for Daemon {
             eprintln!("--- the end of the daemon's log\n{}", self.log_tail());
         }
         // Held VMMs look whether the directory of faults is there, all others end with forkd-spawn.
-        for name in ["forkd-controller", "forkd-spawn", "forkd-vmm"] {
+        for name in ["forkd-controller", "forkd-spawn", "forkd-vmm", "forkd-net"] {
             for pid in leftovers::processes(&self.programs.path().join(name)) {
                 if let Some(pid) = Pid::from_raw(pid as i32) {
                     let _ = kill_process(pid, Signal::KILL);

@@ -76,6 +76,7 @@ impl Sandbox {
             timeout_secs: None,
             labels: Default::default(),
             freeze: false,
+            network: None,
         };
         let children = self.client.fork(&self.id, &request).await?;
         Ok(Self::running(&self.client, &children))

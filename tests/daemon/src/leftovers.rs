@@ -57,7 +57,7 @@ fn kept(program: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn entries(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn entries(dir: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(dir)
         .into_iter()
         .flatten()

@@ -24,6 +24,7 @@ pub struct Programs {
     controller: PathBuf,
     spawn: PathBuf,
     vmm: PathBuf,
+    net: PathBuf,
     vmms: Vmms,
 }
 
@@ -35,6 +36,7 @@ macro_rules! programs {
             env!("CARGO_BIN_EXE_controller-under-test"),
             env!("CARGO_BIN_EXE_fake-spawn"),
             env!("CARGO_BIN_EXE_fake-vmm"),
+            env!("CARGO_BIN_EXE_net-under-test"),
         )
     };
 }
@@ -45,7 +47,7 @@ impl Programs {
     /// # Panics
     ///
     /// Panics when real VMMs are wanted and the environment does not say where the programs are.
-    pub fn new(controller: &str, fake_spawn: &str, fake_vmm: &str) -> Self {
+    pub fn new(controller: &str, fake_spawn: &str, fake_vmm: &str, net: &str) -> Self {
         let dir = std::env::var_os(PROGRAMS).map(PathBuf::from);
         let built = |name: &str, fake: &str| match &dir {
             Some(dir) => dir.join(name),
@@ -56,6 +58,7 @@ impl Programs {
                 controller: built("forkd-controller", controller),
                 spawn: PathBuf::from(fake_spawn),
                 vmm: PathBuf::from(fake_vmm),
+                net: built("forkd-net", net),
                 vmms: Vmms::Fake,
             };
         }
@@ -64,6 +67,7 @@ impl Programs {
             controller: built("forkd-controller", controller),
             spawn: built("forkd-spawn", fake_spawn),
             vmm: built("forkd-vmm", fake_vmm),
+            net: built("forkd-net", net),
             vmms: Vmms::Real,
         }
     }
@@ -85,7 +89,12 @@ impl Programs {
             (&self.controller, "forkd-controller"),
             (&self.spawn, "forkd-spawn"),
             (&self.vmm, "forkd-vmm"),
+            (&self.net, "forkd-net"),
         ] {
+            if name == "forkd-net" && !program.exists() {
+                // A version from before there was a network engine.
+                continue;
+            }
             let target = dir.path().join(name);
             if std::fs::hard_link(program, &target).is_err() {
                 std::fs::copy(program, &target)?;

@@ -73,6 +73,16 @@ if command -v script >/dev/null; then
     exec 3>&-
 fi
 expect 125 'standard input is not a terminal' shell "$id"
+expect 0 '' limits "$id"
+expect 0 'public|none' net show "$id"
+expect 0 'python-numpy' image ls
+expect 1 'error' from-image --tag cli-from tar:"$work/no-such-file"
+# The round trip of an artifact takes minutes on an emulated processor; tests/daemon makes it with fake VMMs.
+expect 1 'no snapshot' pack cli-none "$work/packed"
+expect 1 'no snapshot' push cli-none "$work/hub"
+expect 1 'error' unpack "$work/no-such-file"
+expect 1 'error' pull oci:"$work/hub":cli-none
+expect 0 'forkd' mcp install cursor --dry-run
 expect 0 '^\[0, 1, 4\]$' eval "$id" -- '[x * x for x in range(3)]'
 expect 1 'ZeroDivisionError' eval "$id" -- '1 / 0'
 expect 0 '' eval "$id" -- 'kept = 41'
@@ -156,11 +166,12 @@ expect 125 '"code": "sandbox_not_found"' exec --json "$id" -- true
 expect 1 'first token must have the role admin' token create cli-user --role use
 expect 0 '^NAME +OWNER +ROLE' token ls
 expect 1 'no token cli-user' token revoke cli-user
+expect 0 '^NAME +STATE +LOAD' node ls
 expect 0 'nothing to remove|WHAT' cleanup
 expect 0 'fail=0' doctor
 
 # Those that speak to no daemon are tested elsewhere.
-used+='bench completions machine man where '
+used+='bench completions gateway machine man where '
 "$forkd" --help | sed -n '/^Commands:$/,/^$/s/^  \([a-z-]*\) .*/\1/p' >"$work/names"
 while read -r name; do
     case $used in

@@ -1,10 +1,10 @@
-"""A container image, as `docker save` writes it, becomes a sandbox.
+"""Container images become sandboxes: an archive that is sent along, and an image in a registry.
 
-    container.py FORKD FORKD-IMAGE FOLDER COPY…
+    container.py FORKD FOLDER
 
 Makes an archive of two layers from the shell of this host, with a whiteout, a linked folder, a user and a working
-folder. Builds the disk of it in FOLDER, copies it to the daemon with `COPY… FILE :PATH`, and runs programs in it: as the
-image says, and as a request says. A second image has one static program and nothing else. The last line counts cases.
+folder, and an image of one static program. The archive is sent to the daemon; the other image is fetched from a registry
+that runs in the daemon's machine. FOLDER is for files. The last line counts cases.
 """
 
 import hashlib
@@ -16,8 +16,10 @@ import subprocess
 import sys
 import tarfile
 
-FORKD, IMAGE, FOLDER, COPY = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3]), sys.argv[4:]
-INSTALLED = "/var/lib/forkd/images"
+FORKD, FOLDER = sys.argv[1], pathlib.Path(sys.argv[2])
+PORT = 5055
+SCRATCH = f"127.0.0.1:{PORT}/team/scratch:1"
+SECRET = "open sesame"
 passed = failed = 0
 
 
@@ -70,15 +72,32 @@ def shell():
     return [layer(*lower), layer(*upper)], run
 
 
-def install(name, layers, run):
-    archive = FOLDER / f"{name}.tar"
-    save(archive, layers, run)
-    disk = FOLDER / f"{name}.ext4"
-    subprocess.run(
-        [IMAGE, "build", f"docker-archive:{archive}", "--name", name, "--disk-mib", "64", "--out", disk], check=True
+def serve(layers, run):
+    """Puts an image into a registry in the machine of the daemon."""
+    config = {"os": "linux", "architecture": "amd64", "config": run}
+    config["rootfs"] = {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers]}
+    blobs = [json.dumps(config).encode(), *layers]
+    names = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in blobs]
+    named = [{"digest": name, "size": len(blob)} for name, blob in zip(names, blobs)]
+    manifest = {"schemaVersion": 2, "config": named[0], "layers": named[1:]}
+    files = [("manifests/1", json.dumps(manifest).encode())]
+    files += [(f"blobs/{name}", blob) for name, blob in zip(names, blobs)]
+    archive = FOLDER / "registry.tar"
+    archive.write_bytes(layer(*files))
+    server = pathlib.Path(__file__).with_name("registry.py")
+    for file, at in [(archive, "/tmp/registry.tar"), (server, "/tmp/registry.py")]:
+        subprocess.run([FORKD, "machine", "cp", file, f":{at}"], check=True)
+    start = (
+        "rm -rf /tmp/registry && mkdir /tmp/registry && tar -C /tmp/registry -xf /tmp/registry.tar &&"
+        f" (setsid python3 /tmp/registry.py /tmp/registry {PORT} 'reader:{SECRET}' </dev/null >/dev/null 2>&1"
+        " & echo $! >/tmp/registry.pid) &&"
+        f" for i in $(seq 300); do curl -so /dev/null http://127.0.0.1:{PORT}/ && break; sleep 0.2; done"
     )
-    for file, at in [(disk, "root.ext4"), (disk.with_suffix(".json"), "image.json")]:
-        subprocess.run([*COPY, file, f":{INSTALLED}/{name}/{at}"], check=True)
+    in_machine(start)
+
+
+def in_machine(line):
+    subprocess.run([FORKD, "machine", "exec", "--no-sync", "--", "sh", "-c", line], check=True, stdin=subprocess.DEVNULL)
 
 
 def forkd(*args):
@@ -97,10 +116,13 @@ def case(name, body):
 
 
 def runs_as_the_image_says():
-    install("shell-image", *shell())
+    archive = FOLDER / "shell-image.tar"
+    save(archive, *shell())
     line = "id -u; pwd; echo $GREETING; cat /app/kept /app/changed; test -e /app/old || echo ' gone'"
-    done = forkd("run", "--image", "shell-image", "--", "sh", "-c", line)
+    done = forkd("run", "--disk", "64M", f"docker-archive:{archive}", "--", "sh", "-c", line)
     assert done.stdout == "1234\n/srv/work\nhello there\nkeptnew gone\n", done
+    shown = json.loads(forkd("image", "inspect", "shell-image", "--json").stdout)
+    assert shown["user"] == "app" and shown["snapshots"] == ["run-shell-image"], shown
 
 
 def a_request_has_the_last_word():
@@ -110,15 +132,52 @@ def a_request_has_the_last_word():
     forkd("kill", sandbox)
 
 
+def refused(*args):
+    done = forkd(*args, "--json")
+    assert done.returncode != 0, done
+    return json.loads(done.stdout)["code"]
+
+
 def a_single_static_program():
-    install("scratch-image", [layer(("ldconfig", read("/sbin/ldconfig")))], {})
-    done = forkd("run", "--image", "scratch-image", "--", "/ldconfig", "--version")
+    serve([layer(("ldconfig", read("/sbin/ldconfig")))], {"Entrypoint": ["/ldconfig"], "ExposedPorts": {"80/tcp": {}}})
+    why = refused("image", "pull", SCRATCH)
+    assert why == "registry_denied", why
+    secret = FOLDER / "password"
+    secret.write_text(SECRET + "\n")
+    login = ["--registry-user", "reader", "--password-file", str(secret)]
+    done = forkd("run", "--disk", "64M", *login, SCRATCH, "--", "/ldconfig", "--version")
     assert done.returncode == 0 and "ldconfig" in done.stdout, done
+    assert refused("image", "pull", *login, SCRATCH.replace(":1", ":2")) == "image_not_found"
 
 
-case("a container image runs as it says", runs_as_the_image_says)
-case("a request has the last word on user and folder", a_request_has_the_last_word)
-case("an image of one static program boots", a_single_static_program)
-for name in ["shell-image", "scratch-image"]:
+def an_image_that_is_here_is_not_fetched_again():
+    in_machine("kill $(cat /tmp/registry.pid)")
+    done = forkd("run", SCRATCH, "--", "/ldconfig", "--version")
+    assert done.returncode == 0 and "ldconfig" in done.stdout, done
+    assert refused("image", "pull", "--pull", "always", SCRATCH) == "registry_failed"
+    name = json.loads(forkd("image", "pull", SCRATCH, "--json").stdout)["name"]
+    shown = json.loads(forkd("image", "inspect", name, "--json").stdout)
+    assert shown["source"] == SCRATCH and shown["ports"] == [80] and shown["public"] is False, shown
     forkd("rmi", "--force", f"run-{name}")
+
+
+def bad_names_have_clear_reasons():
+    assert refused("image", "pull", "python:3-slim") == "invalid_request"
+    assert "no default registry" in forkd("image", "pull", "python:3-slim").stderr
+
+
+def images_go():
+    forkd("rmi", "--force", "run-shell-image")
+    pruned = json.loads(forkd("image", "prune", "--json").stdout)
+    assert "shell-image" in pruned["images"] and len(pruned["images"]) >= 2, pruned
+    assert refused("image", "inspect", "shell-image") == "image_not_found"
+
+
+forkd("image", "rm", "shell-image")
+case("an archive runs as it says", runs_as_the_image_says)
+case("a request has the last word on user and folder", a_request_has_the_last_word)
+case("an image of one static program in a registry boots", a_single_static_program)
+case("an image that is here is not fetched again", an_image_that_is_here_is_not_fetched_again)
+case("bad names have clear reasons", bad_names_have_clear_reasons)
+case("images go", images_go)
 print(f"{passed} passed, {failed} failed")

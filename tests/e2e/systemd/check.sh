@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The units of packaging/systemd under a real systemd: sockets that start the daemon, restarts, kills, a hang, limits.
+# The Debian package under a real systemd: installed, a socket that starts the daemon, restarts, kills, a hang, limits, updated,
+# removed.
 #
 #     check.sh DIR
 #
-# Runs as root on a KVM host with cgroup v2. DIR has `root.ext4` (the image of recipe.toml beside this), `programs/` with forkd's
-# programs, `units/` (packaging/systemd) and `state/` with what the daemon needs below /var/lib/forkd. The host in the image
-# is a container that ends with this script. The last line counts cases.
+# Runs as root on a KVM host with cgroup v2. DIR has `root.ext4` (the image of recipe.toml beside this) and `forkd.deb`. The
+# host in the image is a container that ends with this script. The last line counts cases.
 set -uo pipefail
 dir=$(realpath "$1")
 root=$dir/root
@@ -26,13 +26,10 @@ begin() {
     modprobe loop
     mount -o loop "$dir/root.ext4" "$root" || exit 1
     for one in cpu memory pids; do echo +$one >/sys/fs/cgroup/cgroup.subtree_control; done
-    install -m 755 "$dir"/programs/* "$root/usr/local/bin/"
-    install -m 644 "$dir"/units/forkd.socket "$dir"/units/forkd-controller.service "$root/etc/systemd/system/"
-    install -m 644 "$dir"/units/forkd.sysusers "$root/usr/lib/sysusers.d/forkd.conf"
-    mkdir -p "$root/var/lib/forkd" "$root/etc/forkd"
+    cp "$dir/forkd.deb" "$root/root/forkd.deb"
+    mkdir -p "$root/etc/forkd"
     # An emulated processor needs its time.
     echo FORKD_READY_TIMEOUT=5m >"$root/etc/forkd/controller.env"
-    mount --bind "$dir/state" "$root/var/lib/forkd"
     # Its first process is alone in a group of its own, so that systemd has the top of a hierarchy.
     (
         exec unshare --mount --pid --uts --ipc --net --fork --kill-child -- sh -c '
@@ -86,7 +83,7 @@ other_than() {
     return 1
 }
 
-no_complaints() { ! inside systemd-analyze verify /etc/systemd/system/forkd.socket /etc/systemd/system/forkd-controller.service 2>&1 | grep forkd; }
+no_complaints() { ! inside systemd-analyze verify /usr/lib/systemd/system/forkd.socket /usr/lib/systemd/system/forkd-controller.service 2>&1 | grep forkd; }
 by_socket() {
     inside systemctl stop forkd-controller.service
     inside curl -sS --max-time 120 --unix-socket /run/forkd/forkd.sock http://localhost/healthz
@@ -115,11 +112,12 @@ limited() {
 }
 no_vm_left() { ! inside pgrep -x forkd-vmm; }
 
+nothing_left() { ! inside sh -c 'ls -d /usr/lib/forkd /var/lib/forkd /etc/forkd /run/forkd /usr/share/forkd' 2>/dev/null | grep .; }
+
 begin
-inside systemd-sysusers
-inside systemctl daemon-reload
+expect "the package is installed" '' inside dpkg -i /root/forkd.deb
 expect "systemd has no complaints about the units" '' no_complaints
-expect "the units start" '' inside systemctl enable --now forkd.socket forkd-controller.service
+expect "the units start with the host" 'enabled' inside systemctl is-enabled forkd.socket forkd-controller.service
 expect "the daemon is active" '^active$' inside systemctl is-active forkd-controller.service
 expect "the daemon answers on its socket" 'ok' inside curl -sS --unix-socket /run/forkd/forkd.sock http://localhost/healthz
 expect "a guest runs" '^hello$' inside forkd run -- echo hello
@@ -142,10 +140,13 @@ alive "a hang"
 expect "systemctl reload" '' reloaded
 expect "a request starts the stopped daemon" 'ok' by_socket
 alive "a stop"
-expect "everything is deleted" '' inside forkd kill --all
-expect "the units stop" '' inside systemctl stop forkd.socket forkd-controller.service
-expect "no VM is left" '' no_vm_left
+expect "the package is installed again over itself" '' inside dpkg -i /root/forkd.deb
+alive "an update"
 inside systemd-analyze security forkd-controller.service 2>/dev/null | tail -n 1
+expect "the package is removed" '' inside dpkg -r forkd
+expect "no VM is left" '' no_vm_left
+expect "the package is purged" '' inside dpkg -P forkd
+expect "nothing is left" '' nothing_left
 if [ "$failed" -gt 0 ]; then inside journalctl -u forkd-controller.service --no-pager -n 40; fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -328,7 +328,7 @@ impl Connection {
         }
         self.event(stream, &Event::Started(started))?;
         let mut timed_out = false;
-        let program = shell::program(request);
+        let mut program = shell::program(request);
         match program {
             Program::Sleep(time) => {
                 let limit = request
@@ -340,6 +340,10 @@ impl Connection {
                 }
             }
             Program::PowerOff => self.vm.end(StopCause::PowerOff),
+            Program::Knock(knock, to, port) => {
+                let answer = self.vm.net.knock(knock, port, to);
+                program = Program::Print(format!("{answer}\n"), 0);
+            }
             Program::Print(..) | Program::Cat(_) | Program::Write(..) => {}
         }
         let (output, code) = self.vm.with_guest(|guest| shell::run(guest, program));

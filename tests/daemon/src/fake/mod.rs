@@ -4,6 +4,7 @@
 //! - [`Faults`] says what goes wrong, and at which [`Step`].
 //! - `session` answers commands one after another.
 //! - `vm` holds the guest, the vCPU gate and the agent's connections.
+//! - `net` is the network device: it sends one segment and reports the answer of the engine.
 //! - `memory` turns a guest into pages and back, so cuts write real layers and page maps.
 //! - `agent` speaks the guest protocol on the vsock socket.
 //!
@@ -14,6 +15,7 @@ mod agent;
 mod faults;
 mod guest;
 mod memory;
+mod net;
 mod session;
 mod shell;
 mod spawner;
@@ -22,3 +24,4 @@ mod vm;
 pub use faults::{Fault, Faults, Injected, Step};
 pub use session::serve;
 pub use spawner::spawn;
+pub(crate) use spawner::{LIMITS, MISSING_WALLS};

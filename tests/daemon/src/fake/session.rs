@@ -15,9 +15,9 @@ use forkd_types::Engine;
 use forkd_vmm_proto::{
     BootSpec, Capabilities, CheckpointReport, CheckpointSpec, Command, Counters, CutExtent,
     CutReport, CutSpec, DiskSpec, Event, ExitCode, FdIndex, FromVmm, ImageId, MAX_MESSAGE,
-    MemoryImage, PROTOCOL_VERSION, PageIndex, PageMap, Reply, Request, ResponseTo, RestoreSpec,
-    RollbackReport, RollbackSpec, Shape, Status, StopCause, VmmError, VmmErrorCode, VmmPhase,
-    VsockSpec, decode,
+    MemoryImage, NetAttachment, PROTOCOL_VERSION, PageIndex, PageMap, Reply, Request, ResponseTo,
+    RestoreSpec, RollbackReport, RollbackSpec, Shape, Status, StopCause, VmmError, VmmErrorCode,
+    VmmPhase, VsockSpec, decode,
 };
 
 use super::agent;
@@ -140,11 +140,9 @@ impl Session {
             }
             Command::PowerButton => self.vm.end(StopCause::PowerOff),
             Command::Status => Reply::Status(self.status()),
-            Command::Counters => Reply::Counters(Counters::default()),
-            Command::MergedLayer { .. }
-            | Command::SetNet { .. }
-            | Command::Balloon { .. }
-            | Command::Stop => Reply::Done,
+            Command::Counters => Reply::Counters(counters()),
+            Command::SetNet { backend } => self.plug(backend, fds)?,
+            Command::MergedLayer { .. } | Command::Balloon { .. } | Command::Stop => Reply::Done,
         };
         Ok((reply, Then::Nothing))
     }
@@ -223,7 +221,15 @@ impl Session {
         let image = self.open_image(&spec.memory, fds)?;
         let guest = image.guest().map_err(bad_snapshot)?;
         self.restored = Some(image);
+        self.plug(spec.net.backend, fds)?;
         self.fill(guest, &spec.disks, &spec.vsock, spec.run, fds)?;
+        Ok(Reply::Done)
+    }
+
+    /// Exchanges the back end of the network device.
+    fn plug(&self, backend: Option<NetAttachment>, fds: &Fds) -> Answer {
+        let socket = backend.map(|backend| fds.get(backend.fd)).transpose()?;
+        self.vm.net.set(socket);
         Ok(Reply::Done)
     }
 
@@ -503,4 +509,9 @@ fn bad_snapshot(error: io::Error) -> VmmError {
         code: VmmErrorCode::BadSnapshot,
         message: error.to_string(),
     }
+}
+
+/// The counters of every fake VMM.
+fn counters() -> Counters {
+    Counters(vec![("disk0.reads".to_owned(), 3)])
 }

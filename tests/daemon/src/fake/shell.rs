@@ -1,10 +1,12 @@
 //! The programs of a fake guest: enough of a shell for scenarios that must read the same on a real one.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use forkd_guest_proto::ExecRequest;
 
 use super::guest::Guest;
+use super::net::Knock;
 
 /// A program that a fake guest can run.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub(super) enum Program {
     /// Writes text to a file.
     Write(String, String),
     Sleep(Duration),
+    /// Sends a TCP segment and prints the answer of the network.
+    Knock(Knock, Ipv4Addr, u16),
     /// Powers the guest off.
     PowerOff,
 }
@@ -40,11 +44,21 @@ pub(super) fn program(request: &ExecRequest) -> Program {
             Program::Sleep(Duration::from_secs_f64(seconds.parse().unwrap_or(0.0)))
         }
         ("poweroff", _) => Program::PowerOff,
+        ("knock", [to, port]) => knock(Knock::Open, to, port),
+        ("resume", [to, port]) => knock(Knock::Resume, to, port),
         ("echo", [text @ .., ">", path]) => {
             Program::Write((*path).to_owned(), format!("{}\n", text.join(" ")))
         }
         ("echo", text) => Program::Print(format!("{}\n", text.join(" ")), 0),
         (other, _) => Program::Print(format!("{other}: not found\n"), 127),
+    }
+}
+
+/// A segment for an address and a port.
+fn knock(knock: Knock, to: &str, port: &str) -> Program {
+    match (to.parse(), port.parse()) {
+        (Ok(to), Ok(port)) => Program::Knock(knock, to, port),
+        _ => Program::Print("no address\n".to_owned(), 2),
     }
 }
 
@@ -60,7 +74,7 @@ pub(super) fn run(guest: &mut Guest, program: Program) -> (Vec<u8>, i32) {
             guest.files.insert(path, text.into_bytes());
             (Vec::new(), 0)
         }
-        Program::Sleep(_) | Program::PowerOff => (Vec::new(), 0),
+        Program::Sleep(_) | Program::Knock(..) | Program::PowerOff => (Vec::new(), 0),
     }
 }
 

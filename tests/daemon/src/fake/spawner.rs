@@ -19,8 +19,8 @@ use anyhow::Context;
 use forkd_sys::Channel;
 use forkd_types::{Digest, Engine, SandboxId};
 use forkd_vmm_proto::spawn::{
-    FromSpawn, HowEnded, MAX_BATCH, SPAWN_VERSION, SpawnCommand, SpawnError, SpawnReply,
-    SpawnRequest, SpawnStatus, Vm, Walls,
+    FromSpawn, HowEnded, Limits, MAX_BATCH, MissingWall, SPAWN_VERSION, SpawnCommand, SpawnError,
+    SpawnReply, SpawnRequest, SpawnStatus, Vm, Walls,
 };
 use forkd_vmm_proto::{
     Capabilities, Command as VmmCommand, FdIndex, FromVmm, MAX_MESSAGE, PROTOCOL_VERSION,
@@ -32,6 +32,11 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::vm::lock;
+
+/// The file beside the program that names missing walls.
+pub(crate) const MISSING_WALLS: &str = "missing-walls";
+/// The file beside the program that has each memory limit that was set, in bytes; 0 is no limit.
+pub(crate) const LIMITS: &str = "limits";
 
 /// Serves daemons that connect to the socket.
 pub fn spawn(socket: &Path, vmm: &Path) -> anyhow::Result<()> {
@@ -134,9 +139,9 @@ impl Spawner {
             }
             SpawnCommand::Hello { .. } => plain(Ok(SpawnReply::Hello {
                 version: SPAWN_VERSION,
-                engine: Engine::FORKD,
+                engines: vec![Engine::FORKD],
                 walls: Walls::empty(),
-                missing: Vec::new(),
+                missing: self.missing_walls(),
             })),
             SpawnCommand::Take { shape, ids, .. } => Some(self.take(client, shape, &ids)),
             SpawnCommand::Adopt { after } => Some(self.adopt(after.as_ref())),
@@ -144,8 +149,9 @@ impl Spawner {
                 .kill(client, seq, &id)
                 .map(|error| (Err(error), Vec::new())),
             // There are no pools: every shell is made when it is taken.
-            SpawnCommand::SetPool { .. } | SpawnCommand::SetLimits { .. } => {
-                plain(Ok(SpawnReply::Done))
+            SpawnCommand::SetPool { .. } => plain(Ok(SpawnReply::Done)),
+            SpawnCommand::SetLimits { limits, .. } => {
+                plain(self.note_limits(&limits).map(|()| SpawnReply::Done))
             }
             SpawnCommand::Keep { names } => {
                 lock(&self.kept).extend(names.into_iter().zip(fds));
@@ -161,6 +167,31 @@ impl Spawner {
                 ..SpawnStatus::default()
             }))),
         }
+    }
+
+    /// The walls that a scenario has taken down: lines of a wall and its reason.
+    fn missing_walls(&self) -> Vec<MissingWall> {
+        let text = std::fs::read_to_string(self.vmm.with_file_name(MISSING_WALLS));
+        text.unwrap_or_default()
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .map(|(wall, reason)| MissingWall {
+                wall: wall.to_owned(),
+                reason: reason.to_owned(),
+            })
+            .collect()
+    }
+
+    /// Notes the memory limit of a VM in a file, in place of a cgroup.
+    fn note_limits(&self, limits: &Limits) -> Result<(), SpawnError> {
+        let path = self.vmm.with_file_name(LIMITS);
+        let line = format!("{}\n", limits.memory_bytes.unwrap_or(0));
+        let file = File::options().create(true).append(true).open(path);
+        file.and_then(|mut file| io::Write::write_all(&mut file, line.as_bytes()))
+            .map_err(|error| SpawnError::NoWall {
+                wall: "memory".to_owned(),
+                reason: error.to_string(),
+            })
     }
 
     fn take(self: &Arc<Self>, client: u64, shape: Shape, ids: &[SandboxId]) -> Answer {

@@ -11,6 +11,7 @@ use forkd_vmm_proto::{Event, ExitCode, FromVmm, StopCause, encode};
 
 use super::faults::{Fault, Faults, Step};
 use super::guest::Guest;
+use super::net::Device;
 
 /// Bytes that decode as no message of any protocol in use.
 pub(super) const GARBAGE: [u8; 16] = [0xff; 16];
@@ -23,6 +24,7 @@ pub(super) struct Vm {
     state: Mutex<State>,
     resumed: Condvar,
     connections: Mutex<Vec<UnixStream>>,
+    pub net: Device,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +41,7 @@ impl Vm {
             state: Mutex::default(),
             resumed: Condvar::new(),
             connections: Mutex::default(),
+            net: Device::default(),
         }
     }
 

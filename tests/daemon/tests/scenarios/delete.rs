@@ -1,11 +1,11 @@
 //! Deletion at any time.
 
-use forkd_api::BranchMode;
+use forkd_api::{BranchMode, ErrorCode};
 use forkd_daemon_tests::fake::{Fault, Step};
-use forkd_daemon_tests::until;
+use forkd_daemon_tests::{Options, until};
 
 use crate::checkpoint::{go_back, keep};
-use crate::{TAG, daemon};
+use crate::{TAG, daemon, daemon_with};
 
 #[tokio::test]
 async fn a_sandbox_is_deleted_while_it_starts() {
@@ -100,5 +100,42 @@ async fn a_snapshot_may_go_while_its_children_live() {
     assert_eq!(child.read("/mark").await.unwrap(), "parent\n");
     let grandchildren = child.fork(1).await.unwrap();
     assert_eq!(grandchildren[0].read("/mark").await.unwrap(), "parent\n");
+    daemon.ends_clean().await;
+}
+
+/// A parent that hangs keeps its place among the builds until its tag is deleted.
+#[tokio::test]
+async fn a_parent_is_deleted_while_it_boots() {
+    let daemon = daemon_with(Options::args(&["--max-builds", "1"])).await;
+    let held = daemon.faults().inject(Step::Boot, Fault::Hold);
+    let deleting = async {
+        daemon.faults().reached(&held).await;
+        let error = daemon.parent("other").await.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::LimitReached), "{error}");
+        let client = daemon.client();
+        client.delete_snapshot("hung", false, false).await.unwrap();
+        daemon.parent("other").await.unwrap();
+    };
+    let (built, ()) = tokio::join!(daemon.parent("hung"), deleting);
+    let error = built.unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::WrongState), "{error}");
+    assert_eq!(daemon.tags().await, ["other", TAG]);
+    daemon.ends_clean().await;
+}
+
+/// From the cut on, the content of the snapshot is on its way into the store.
+#[tokio::test]
+async fn a_parent_is_not_cancelled_while_it_is_cut() {
+    let daemon = daemon().await;
+    let held = daemon.faults().inject(Step::CutTaken, Fault::Hold);
+    let deleting = async {
+        daemon.faults().reached(&held).await;
+        let deleted = daemon.client().delete_snapshot("late", false, false).await;
+        let error = deleted.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::SnapshotNotReady), "{error}");
+        daemon.faults().release(&held);
+    };
+    let (built, ()) = tokio::join!(daemon.parent("late"), deleting);
+    built.unwrap();
     daemon.ends_clean().await;
 }

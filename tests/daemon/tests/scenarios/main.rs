@@ -2,11 +2,19 @@
 
 mod branch;
 mod checkpoint;
+mod costs;
 mod crash;
 mod delete;
+mod fleet;
 mod fork;
+mod hub;
+mod jail;
+mod leftovers;
 mod limits;
 mod load;
+mod memory_limit;
+mod metrics;
+mod network;
 mod spawn;
 mod workspace;
 

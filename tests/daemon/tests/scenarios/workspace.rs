@@ -14,6 +14,7 @@ async fn workspace(daemon: &Daemon) -> Sandbox {
         snapshot_tag: TAG.to_owned(),
         per_child_netns: false,
         memory_limit_mib: None,
+        network: None,
     };
     let made = daemon.client().create_workspace(&request).await.unwrap();
     Sandbox::new(daemon.client(), &made.live_sandbox_id.unwrap())

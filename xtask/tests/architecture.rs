@@ -57,3 +57,48 @@ fn a_live_fork_is_short_and_its_functions_exist() {
         assert!(names.0.contains(&function), "{file} has no {function}");
     }
 }
+
+/// The names of the entries of a folder that `wanted` accepts.
+fn names(folder: &Path, wanted: impl Fn(&Path) -> bool) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let mut names: Vec<String> = entries
+        .filter(|entry| wanted(&entry.path()))
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn is_page(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "md")
+}
+
+#[test]
+fn every_decision_and_crate_is_listed() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut missing = names(&root().join("docs/decisions"), is_page);
+    missing.retain(|name| !text.contains(&format!("](docs/decisions/{name})")));
+    let crates = names(&root().join("crates"), Path::is_dir);
+    for group in crates {
+        let prefix = format!("crates/{group}/");
+        let row = text.lines().find(|line| line.starts_with(&prefix)).unwrap();
+        let listed: Vec<&str> = row.split_whitespace().collect();
+        let mut unlisted = names(&root().join(&prefix), Path::is_dir);
+        unlisted.retain(|name| !listed.contains(&name.as_str()));
+        missing.extend(unlisted.into_iter().map(|name| prefix.clone() + &name));
+    }
+    assert!(missing.is_empty(), "not in ARCHITECTURE.md: {missing:?}");
+}
+
+#[test]
+fn every_guide_is_linked_from_the_readme() {
+    let text = fs::read_to_string(root().join("README.md")).unwrap();
+    let mut missing = Vec::new();
+    for folder in ["docs", "docs/guides"] {
+        let pages = names(&root().join(folder), is_page);
+        missing.extend(pages.into_iter().map(|name| format!("{folder}/{name}")));
+    }
+    // CONTRIBUTING.md links the rules for text.
+    missing.retain(|page| !text.contains(&format!("]({page})")) && page != "docs/style.md");
+    assert!(missing.is_empty(), "not in README.md: {missing:?}");
+}

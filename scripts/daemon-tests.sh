@@ -124,6 +124,8 @@ daemon_cases() {
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"
+    machine cp "$clients/engine_lost.py" :/tmp/engine_lost.py
+    daemon_case "daemon: the network engine is lost" ask_machine python3 /tmp/engine_lost.py http://127.0.0.1:8889 "$tag"
     daemon_case "daemon: nothing stays behind" python3 "$clients/leftovers.py" "$url" "$tag" "$sandboxes" \
         "$bin/forkd machine exec --no-sync --" "$restart"
     daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \

@@ -1,7 +1,7 @@
 //! `forkd-bench`: the benchmarks behind `forkd bench`.
 //!
 //! Every benchmark prints its numbers, its conditions and the definition of each clock, as text or as JSON.
-//! `primitives` needs `/dev/kvm` only; the others need a daemon. Comparisons are measured in the same run.
+//! `primitives` needs `/dev/kvm` only and `net` root only; the others need a daemon. Comparisons are measured in the same run.
 
 mod branch;
 mod chain;
@@ -15,6 +15,7 @@ mod fork;
 mod frozen;
 mod history;
 mod neighbours;
+mod net;
 mod operations;
 mod output;
 mod report;
@@ -57,6 +58,8 @@ enum What {
     Rollback(rollback::Args),
     /// Measure a quiet sandbox beside noisy ones, through the daemon.
     Neighbours(neighbours::Args),
+    /// Measure the network engine beside a tap device with NAT; needs root, and no guest.
+    Net(net::Args),
     /// Measure the cost of the depth of a chain of snapshots, through the daemon.
     Chain(chain::Args),
     /// Run one child of the floor measurement.
@@ -134,6 +137,7 @@ fn main() -> anyhow::Result<()> {
         What::Branch(args) => branch::run(&args),
         What::Rollback(args) => rollback::run(&args),
         What::Chain(args) => chain::run(&args),
+        What::Net(args) => net::run(&args),
         What::Neighbours(args) => neighbours::run(&args),
     }
 }

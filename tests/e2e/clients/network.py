@@ -1,12 +1,13 @@
 """The network of real guests: a daemon in a network namespace, and a world in another one.
 
     network.py STATE        runs the cases; STATE has kernels/ and images/python-numpy/ of a data directory
-    network.py world        serves the world, in its namespace
+    network.py world DIR    serves the world, in its namespace
 
 Runs as root on a KVM host. Addresses that look public exist only inside the namespaces. The last line counts cases.
 """
 
 import contextlib
+import functools
 import hashlib
 import http.client
 import http.server
@@ -22,12 +23,14 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 
 WORLD, RESOLVER, PRIVATE = "198.51.100.7", "198.51.100.53", "10.9.9.9"
 HOST, GATE = "192.0.2.1", "192.0.2.2"
 STREAM, ECHO, DATAGRAMS = 7000, 7001, 7002
 NAMES = {"world.example": WORLD, "private.example": PRIVATE}
 TAG = "net-parent"
+CHILDREN = 50
 # An emulated machine is slow; a denial is still far below a time-out of TCP, which is minutes.
 SOON = 10
 
@@ -97,8 +100,12 @@ def answered(question):
     return head + asked + record
 
 
-class Page(http.server.BaseHTTPRequestHandler):
+class Page(http.server.SimpleHTTPRequestHandler):
+    """Files below the folder of the world, and a greeting at the root."""
+
     def do_GET(self):
+        if self.path != "/":
+            return super().do_GET()
         body = f"hello {self.headers['host']}".encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
@@ -109,8 +116,58 @@ class Page(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def world():
-    web = http.server.ThreadingHTTPServer((WORLD, 80), Page)
+def repository(folder):
+    """A package source as plain files."""
+
+    def run(*words, **options):
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, **options)
+
+    debian = folder / "debian"
+    content = folder / "package"
+    (content / "usr/share").mkdir(parents=True)
+    (content / "usr/share/world-hello").write_text("hello from a package\n")
+    (content / "DEBIAN").mkdir()
+    control = "Package: world-hello\nVersion: 1\nArchitecture: all\nMaintainer: test <t@world.example>\nDescription: test\n"
+    (content / "DEBIAN/control").write_text(control)
+    debian.mkdir()
+    run("dpkg-deb", "--build", "--root-owner-group", str(content), str(debian / "world-hello.deb"))
+    package = (debian / "world-hello.deb").read_bytes()
+    (debian / "Packages").write_text(
+        control + f"Filename: ./world-hello.deb\nSize: {len(package)}\nSHA256: {hashlib.sha256(package).hexdigest()}\n"
+    )
+    listing = (debian / "Packages").read_bytes()
+    (debian / "Release").write_text(
+        "Date: Thu, 01 Jan 2026 00:00:00 UTC\n"
+        f"SHA256:\n {hashlib.sha256(listing).hexdigest()} {len(listing)} Packages\n"
+    )
+
+
+def project(bare):
+    """A git repository for the plain HTTP protocol, without git: one commit with one file."""
+
+    def put(kind, content):
+        whole = kind + b" %d\0" % len(content) + content
+        name = hashlib.sha1(whole).hexdigest()
+        path = bare / "objects" / name[:2] / name[2:]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(zlib.compress(whole))
+        return name
+
+    blob = put(b"blob", b"hello from a repository\n")
+    tree = put(b"tree", b"100644 readme\0" + bytes.fromhex(blob))
+    who = "test <t@world.example> 1767225600 +0000"
+    commit = put(b"commit", f"tree {tree}\nauthor {who}\ncommitter {who}\n\none\n".encode())
+    (bare / "HEAD").write_text("ref: refs/heads/main\n")
+    (bare / "info").mkdir()
+    (bare / "info/refs").write_text(f"{commit}\trefs/heads/main\n")
+
+
+def world(folder):
+    folder = pathlib.Path(folder)
+    repository(folder)
+    project(folder / "project.git")
+    pages = functools.partial(Page, directory=str(folder))
+    web = http.server.ThreadingHTTPServer((WORLD, 80), pages)
     for work in (lambda: accept(STREAM, serve_stream), lambda: accept(ECHO, serve_echo), datagrams, names, web.serve_forever):
         threading.Thread(target=work, daemon=True).start()
     time.sleep(0.2)
@@ -164,8 +221,9 @@ class Daemon:
             *(f"-n {w} address add {one}/32 dev lo" for one in (WORLD, RESOLVER, PRIVATE)),
         ):
             subprocess.run(["ip", *words.split()], check=True)
+        (self.home / "world").mkdir()
         self.world = subprocess.Popen(
-            ["ip", "netns", "exec", w, sys.executable, __file__, "world"],
+            ["ip", "netns", "exec", w, sys.executable, __file__, "world", str(self.home / "world")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -414,6 +472,77 @@ def survives_the_engine(daemon):
     assert box.python(f"print(echo({WORLD!r}, {ECHO}, b'again').decode())") == "again"
 
 
+def installs_packages(daemon):
+    """apt-get and git through the policy `public`, and refused at once under `none`."""
+    apt = (
+        "import subprocess\n"
+        "open('/etc/apt/sources.list.d/world.sources', 'w').write("
+        "'Types: deb\\nURIs: http://world.example/debian\\nSuites: ./\\nTrusted: yes\\n')\n"
+        "def run(*words):\n"
+        "    done = subprocess.run(words, capture_output=True, text=True, timeout=200)\n"
+        "    return done.returncode, (done.stdout + done.stderr)[-600:]\n"
+        "only = ('-o', 'Dir::Etc::sourcelist=/dev/null', '-o', 'Acquire::Retries=0')\n"
+        "os.system('mkdir -p /tmp/parts; cp /etc/apt/sources.list.d/world.sources /tmp/parts')\n"
+        "only += ('-o', 'Dir::Etc::sourceparts=/tmp/parts')\n"
+    )
+    install = apt + (
+        "assert run('apt-get', *only, 'update')[0] == 0, run('apt-get', *only, 'update')\n"
+        "done = run('apt-get', *only, 'install', '-y', 'world-hello')\n"
+        "assert done[0] == 0, done\n"
+        "print(open('/usr/share/world-hello').read().strip())"
+    )
+    clone = apt + (
+        "done = run('git', 'clone', 'http://world.example/project.git', '/tmp/project')\n"
+        "assert done[0] == 0, done\n"
+        "print(open('/tmp/project/readme').read().strip())"
+    )
+    box = daemon.child("public")
+    assert box.python(install) == "hello from a package"
+    assert box.python(clone) == "hello from a repository"
+    closed = daemon.child("none")
+    for words in ("'apt-get', *only, 'update', '--error-on=any'", "'git', 'clone', 'http://world.example/project.git', '/tmp/p'"):
+        code = apt + f"start = time.monotonic()\ncode, text = run({words})\nprint(code != 0, time.monotonic() - start < {SOON}, text)"
+        assert closed.python(code).startswith("True True"), closed.python(code)
+    page = "import urllib.request\nprint(urllib.request.urlopen('http://10.42.0.1/', timeout=60).read().decode())"
+    denied = json.loads(closed.python(page))["denied"]
+    assert {entry["reason"] for entry in denied} == {"the network mode none"}, denied
+
+
+def fifty_are_online(daemon):
+    """Fifty children of one snapshot talk at once, and each hears its own words only."""
+    boxes = daemon.child("public", CHILDREN)
+    texts = [os.urandom(16).hex() for _ in boxes]
+    found = [None] * len(boxes)
+
+    def talk(number):
+        code = f"text = {texts[number]!r}.encode() * 512\nprint(echo('world.example', {ECHO}, text) == text)"
+        found[number] = boxes[number].python(code)
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(len(boxes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["True"] * len(boxes), found
+    for box in boxes:
+        daemon.ask("DELETE", box.at)
+
+
+def keeps_limits(daemon):
+    box = daemon.child({"mode": "public", "limits": {"egress_mib_total": 1, "connections": 2}})
+    big = (
+        f"link = socket.create_connection(({WORLD!r}, {ECHO}), timeout=60)\n"
+        f"def send():\n    for _ in range(64): link.sendall(bytes(65536))\n"
+        f"print(why(send))"
+    )
+    assert box.python(big) in ("ECONNRESET", "EPIPE"), box.log()
+    assert "egress_mib_total" in [entry for entry in box.log() if entry["verdict"] == "denied"][-1]["reason"]
+    shown = daemon.ask("PATCH", box.at + "/network", {"limits": {"egress_mib_total": 0, "egress_mbit": 80}})
+    assert shown["policy"]["limits"] == {"connections": 2, "egress_mbit": 80}, shown
+    assert box.python(f"print(echo({WORLD!r}, {ECHO}, bytes(3000000)) == bytes(3000000))") == "True"
+    assert box.network()["counters"]["limited"] > 0
+
+
 def leaves_nothing(daemon):
     assert daemon.end() == (0, [])
 
@@ -431,6 +560,9 @@ def main(state):
             forks_with_an_open_connection,
             goes_back,
             survives_the_engine,
+            installs_packages,
+            keeps_limits,
+            fifty_are_online,
             leaves_nothing,
         ):
             start = time.monotonic()
@@ -451,6 +583,6 @@ def main(state):
 
 if __name__ == "__main__":
     if sys.argv[1] == "world":
-        world()
+        world(sys.argv[2])
     else:
         sys.exit(main(sys.argv[1]))

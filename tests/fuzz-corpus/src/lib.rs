@@ -9,6 +9,7 @@ mod boot;
 mod devices;
 mod disk;
 mod input;
+mod network;
 mod protocols;
 mod registers;
 mod state;
@@ -21,10 +22,14 @@ pub const TARGETS: &[Target] = &[
     ("balloon", devices::balloon),
     ("block", devices::block),
     ("boot", boot::kernel),
+    ("client_hello", network::first_bytes),
     ("disk_layer", disk::layer),
+    ("dns", network::dns_messages),
     ("guest_proto", protocols::guest),
     ("mmio_registers", registers::mmio),
     ("net", devices::net),
+    ("net_frames", network::frames),
+    ("net_rules", network::rules),
     ("rng", devices::rng),
     ("serial", registers::serial),
     ("slot_state", state::slot),

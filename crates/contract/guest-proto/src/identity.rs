@@ -76,6 +76,13 @@ pub struct IdentityReport {
     pub took_us: u64,
 }
 
+/// The result of [`crate::Request::ResetConnections`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResetReport {
+    pub connections_reset: u32,
+}
+
 /// How inherited connections were reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

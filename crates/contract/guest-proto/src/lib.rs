@@ -55,7 +55,7 @@ pub use file::{
 };
 pub use frame::{DecodeError, Decoder, Frame, Kind, MAX_PAYLOAD};
 pub use hello::{Hello, feature};
-pub use identity::{HookResult, IdentityReport, IdentityRequest, Reset};
+pub use identity::{HookResult, IdentityReport, IdentityRequest, Reset, ResetReport};
 pub use interp::{
     EvalError, EvalMode, EvalRequest, EvalResult, InterpInfo, InterpName, InterpStart, InterpState,
     JsonText, Warmup,

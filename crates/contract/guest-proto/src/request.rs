@@ -88,6 +88,8 @@ pub enum Request {
     Thaw,
     /// Returns an empty response.
     Network(NetworkRequest),
+    /// Breaks every TCP connection to elsewhere without a packet to the peer. Returns a [`crate::ResetReport`].
+    ResetConnections,
     /// Returns an empty response.
     Shutdown(ShutdownRequest),
 }

@@ -29,6 +29,8 @@ pub enum Reason {
     Limit,
     /// The destination refused or did not answer.
     Unreachable,
+    /// The guest has sent as many bytes as it may in all.
+    Quota,
 }
 
 /// An entry of the flow log. Written when a flow is denied or when it ends.
@@ -85,6 +87,8 @@ pub struct NetCounters {
     pub dns_denied: u64,
     /// Segments of unknown flows that were answered with a reset.
     pub resets: u64,
+    /// Waits of connections and lost datagrams, because of a limit on the rate.
+    pub limited: u64,
 }
 
 impl NetCounters {
@@ -100,6 +104,7 @@ impl NetCounters {
         self.dns += other.dns;
         self.dns_denied += other.dns_denied;
         self.resets += other.resets;
+        self.limited += other.limited;
     }
 }
 

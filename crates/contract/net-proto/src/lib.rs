@@ -25,7 +25,7 @@ use thiserror::Error;
 pub use flow::{FlowRecord, NetCounters, OpenFlow, Reason, Verdict};
 
 /// The version that both sides name in their hello.
-pub const NET_VERSION: u32 = 1;
+pub const NET_VERSION: u32 = 2;
 
 /// The address of every guest, with the length of its prefix.
 pub const GUEST_ADDRESS: [u8; 4] = [10, 42, 0, 2];
@@ -75,7 +75,7 @@ pub enum NetCommand {
         policy: Policy,
         generation: u64,
     },
-    /// Ends every flow. The guest gets a TCP reset with its next segment.
+    /// Ends every flow. Both ends of each TCP connection get a reset.
     Reset { id: SandboxId },
     /// Ends the network of a sandbox. An unknown ID is no error.
     Detach { id: SandboxId },
@@ -143,6 +143,7 @@ pub enum NetReply {
         program: String,
         /// The name servers that questions of guests are forwarded to.
         resolvers: Vec<IpAddr>,
+        walls: NetWalls,
     },
     Done,
     Stats(NetStats),
@@ -167,6 +168,51 @@ pub enum NetReply {
         /// There are more after the last one.
         more: bool,
     },
+}
+
+/// A wall between the engine and its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetWall {
+    /// The engine has a user ID of its own.
+    User,
+    /// The engine has no capability and can get none.
+    Capabilities,
+    /// The engine is denied paths, ports to listen on, and signals to others.
+    Landlock,
+    /// The engine is limited to the system calls that it needs.
+    Seccomp,
+}
+
+impl NetWall {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Capabilities => "capabilities",
+            Self::Landlock => "landlock",
+            Self::Seccomp => "seccomp",
+        }
+    }
+}
+
+/// The walls around the engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetWalls {
+    pub standing: Vec<NetWall>,
+    pub missing: Vec<MissingWall>,
+}
+
+impl NetWalls {
+    /// Whether the wall stands; without a wall, no.
+    pub fn stands(&self, wall: Option<NetWall>) -> bool {
+        wall.is_some_and(|wall| self.standing.contains(&wall))
+    }
+}
+
+/// A wall that does not stand, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingWall {
+    pub wall: NetWall,
+    pub reason: String,
 }
 
 /// The state of one sandbox.

@@ -2,8 +2,8 @@
 
 use forkd_guest_proto::{
     ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
-    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ShutdownRequest,
-    ThawReport,
+    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ResetReport,
+    ShutdownRequest, ThawReport,
 };
 
 use crate::{Calls, Error};
@@ -47,6 +47,11 @@ impl Calls {
     /// Sets up an interface.
     pub async fn network(&self, request: NetworkRequest) -> Result<(), Error> {
         self.call(&Request::Network(request)).await
+    }
+
+    /// Breaks every connection of the guest to elsewhere. An agent from before this request answers `unsupported`.
+    pub async fn reset_connections(&self) -> Result<ResetReport, Error> {
+        self.call(&Request::ResetConnections).await
     }
 
     /// Ends the guest. Returns when the guest has begun to go down.

@@ -95,9 +95,12 @@ impl Front {
 
 /// Refuses a host on which a wall around sandboxes does not stand.
 async fn check_jail(app: &App) -> anyhow::Result<()> {
-    let isolation = app.launcher.isolation().await?;
-    let missing: Vec<String> = isolation
-        .missing
+    let mut missing = app.launcher.isolation().await?.missing;
+    if app.net.is_installed() {
+        app.net.connected().await?;
+        missing.extend(app.net.isolation().await?.missing);
+    }
+    let missing: Vec<String> = missing
         .into_iter()
         .map(|missing| format!("{} ({})", missing.wall, missing.reason.unwrap_or_default()))
         .collect();

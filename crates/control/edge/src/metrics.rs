@@ -169,6 +169,10 @@ fn describe_network() {
         "Segments of unknown connections that were answered with a reset"
     );
     describe_counter!(
+        "forkd_net_limited_total",
+        "Waits of connections and lost datagrams because of a limit on the rate"
+    );
+    describe_counter!(
         "forkd_net_engine_restarts_total",
         "Ends of the network engine"
     );

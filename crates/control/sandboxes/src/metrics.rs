@@ -82,6 +82,7 @@ async fn network(app: &App) {
     counter!("forkd_net_dns_total").absolute(counters.dns);
     counter!("forkd_net_dns_denied_total").absolute(counters.dns_denied);
     counter!("forkd_net_resets_total").absolute(counters.resets);
+    counter!("forkd_net_limited_total").absolute(counters.limited);
 }
 
 /// Sets the gauges that are read at each scrape, not at each change.

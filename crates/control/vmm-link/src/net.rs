@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use forkd_net_proto::{
     EndCause, FdIndex, FlowRecord, FromNet, NET_VERSION, NetCommand, NetCounters, NetError,
-    NetReply, NetRequest, NetStats, OpenFlow,
+    NetReply, NetRequest, NetStats, NetWalls, OpenFlow,
 };
 use forkd_types::{Policy, Rule, SandboxId};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
@@ -100,6 +100,7 @@ pub struct LogPage {
 pub struct NetEngine {
     link: Link<FromNet>,
     resolvers: Vec<IpAddr>,
+    walls: NetWalls,
 }
 
 impl NetEngine {
@@ -114,13 +115,17 @@ impl NetEngine {
         let mut engine = Self {
             link,
             resolvers: Vec::new(),
+            walls: NetWalls::default(),
         };
         let hello = NetCommand::Hello {
             version: NET_VERSION,
         };
         match engine.ask(hello, None).await? {
-            NetReply::Hello { resolvers, .. } => {
+            NetReply::Hello {
+                resolvers, walls, ..
+            } => {
                 engine.resolvers = resolvers;
+                engine.walls = walls;
                 Ok((engine, NetNews { receiver }))
             }
             reply => Err(unexpected(reply)),
@@ -130,6 +135,11 @@ impl NetEngine {
     /// The name servers of the host, as the engine found them when it was greeted.
     pub fn resolvers(&self) -> &[IpAddr] {
         &self.resolvers
+    }
+
+    /// The walls around the engine.
+    pub fn walls(&self) -> &NetWalls {
+        &self.walls
     }
 
     /// Replaces the settings of the operator.

@@ -31,6 +31,18 @@ impl Client {
         self.json(self.get(routes::STATS)).await
     }
 
+    /// Stops the vCPUs of a sandbox.
+    pub async fn pause(&self, id: &str) -> Result<SandboxInfo, Error> {
+        let route = fill(routes::PAUSE, &[id]);
+        self.json(self.request(Method::POST, &route)).await
+    }
+
+    /// Lets a paused sandbox go on.
+    pub async fn resume(&self, id: &str) -> Result<SandboxInfo, Error> {
+        let route = fill(routes::RESUME, &[id]);
+        self.json(self.request(Method::POST, &route)).await
+    }
+
     /// Changes the lifetime, the labels or the limits of a sandbox.
     pub async fn update(&self, id: &str, request: &UpdateSandbox) -> Result<SandboxInfo, Error> {
         let route = fill(routes::SANDBOX, &[id]);

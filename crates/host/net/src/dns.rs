@@ -49,8 +49,15 @@ pub struct Asked {
     max_size: u16,
 }
 
+/// How a guest asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Udp,
+    Tcp,
+}
+
 /// Reads a question of a guest.
-pub fn question(bytes: &[u8], floor: &[Rule], policy: &Policy) -> Step {
+pub fn question(bytes: &[u8], transport: Transport, floor: &[Rule], policy: &Policy) -> Step {
     let Ok(message) = Message::from_vec(bytes) else {
         return Step::Ignore;
     };
@@ -82,9 +89,11 @@ pub fn question(bytes: &[u8], floor: &[Rule], policy: &Policy) -> Step {
         ours: rand::random(),
         name,
         kind: query.query_type(),
-        max_size: message.edns.as_ref().map_or(PLAIN_SIZE, |edns| {
-            edns.max_payload().clamp(PLAIN_SIZE, MAX_SIZE)
-        }),
+        max_size: match (transport, &message.edns) {
+            (Transport::Tcp, _) => u16::MAX,
+            (Transport::Udp, None) => PLAIN_SIZE,
+            (Transport::Udp, Some(edns)) => edns.max_payload().clamp(PLAIN_SIZE, MAX_SIZE),
+        },
     };
     // A message of our own: nothing else of the guest's bytes leaves the host.
     let mut forward = Message::new(asked.ours, MessageType::Query, OpCode::Query);
@@ -256,7 +265,12 @@ mod tests {
         let Step::Answer {
             message,
             denied: Some((_, Reason::Default)),
-        } = question(&ask("x.evil.example.", RecordType::A), &[], &policy)
+        } = question(
+            &ask("x.evil.example.", RecordType::A),
+            Transport::Udp,
+            &[],
+            &policy,
+        )
         else {
             panic!("forwarded");
         };
@@ -264,14 +278,22 @@ mod tests {
         let Step::Answer {
             message,
             denied: None,
-        } = question(&ask("a.example.", RecordType::AAAA), &[], &policy)
+        } = question(
+            &ask("a.example.", RecordType::AAAA),
+            Transport::Udp,
+            &[],
+            &policy,
+        )
         else {
             panic!("forwarded");
         };
         assert_eq!(code(&message), ResponseCode::NoError);
-        let Step::Forward { message, .. } =
-            question(&ask("A.Example.", RecordType::A), &[], &policy)
-        else {
+        let Step::Forward { message, .. } = question(
+            &ask("A.Example.", RecordType::A),
+            Transport::Udp,
+            &[],
+            &policy,
+        ) else {
             panic!("not forwarded");
         };
         assert_eq!(Message::from_vec(&message).unwrap().queries.len(), 1);
@@ -280,9 +302,12 @@ mod tests {
     #[test]
     fn answers_lose_addresses_that_the_policy_refuses() {
         let policy = policy(&["allow a.example:443"]);
-        let Step::Forward { message, asked } =
-            question(&ask("a.example.", RecordType::A), &[], &policy)
-        else {
+        let Step::Forward { message, asked } = question(
+            &ask("a.example.", RecordType::A),
+            Transport::Udp,
+            &[],
+            &policy,
+        ) else {
             panic!("not forwarded");
         };
         let mut answer = Message::from_vec(&message).unwrap().into_response();
@@ -331,8 +356,8 @@ mod tests {
         #[test]
         fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let policy = policy(&["allow a.example:443"]);
-            let _ = question(&bytes, &[], &policy);
-            let Step::Forward { asked, .. } = question(&ask("a.example.", RecordType::A), &[], &policy) else {
+            let _ = question(&bytes, Transport::Udp, &[], &policy);
+            let Step::Forward { asked, .. } = question(&ask("a.example.", RecordType::A), Transport::Udp, &[], &policy) else {
                 panic!("not forwarded");
             };
             let _ = reply(&bytes, &asked, &policy, &HostAddresses::default());

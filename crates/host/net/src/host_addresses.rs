@@ -1,8 +1,10 @@
 //! The addresses of the host, which guests reach only if a rule names them.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::FileExt;
 
 /// A snapshot of the addresses of every interface of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,15 +18,45 @@ impl HostAddresses {
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(&address)
     }
+}
 
-    /// Reads the tables of the kernel for the network namespace of this process.
-    pub fn read() -> io::Result<Self> {
-        let mut addresses = local_ipv4(&std::fs::read_to_string("/proc/net/fib_trie")?);
-        // The file is missing on a host without IPv6.
-        if let Ok(text) = std::fs::read_to_string("/proc/net/if_inet6") {
-            addresses.extend(text.lines().filter_map(ipv6_of));
+/// The tables of the kernel for the network namespace of this process. They stay open, because a confined engine opens
+/// no path of `/proc`.
+#[derive(Debug)]
+pub struct HostTables {
+    ipv4: File,
+    /// Missing on a host without IPv6.
+    ipv6: Option<File>,
+}
+
+impl HostTables {
+    pub fn open() -> io::Result<Self> {
+        Ok(Self {
+            ipv4: File::open("/proc/net/fib_trie")?,
+            ipv6: File::open("/proc/net/if_inet6").ok(),
+        })
+    }
+
+    /// The addresses of the host now.
+    pub fn read(&self) -> io::Result<HostAddresses> {
+        let mut addresses = local_ipv4(&read_again(&self.ipv4)?);
+        if let Some(file) = &self.ipv6 {
+            addresses.extend(read_again(file)?.lines().filter_map(ipv6_of));
         }
-        Ok(Self(addresses))
+        Ok(HostAddresses(addresses))
+    }
+}
+
+/// The text of a table from its start. The kernel makes the text anew when it is read from there.
+fn read_again(file: &File) -> io::Result<String> {
+    let mut text = Vec::new();
+    let mut part = vec![0; 16 * 1024];
+    loop {
+        let len = file.read_at(&mut part, text.len() as u64)?;
+        if len == 0 {
+            return Ok(String::from_utf8_lossy(&text).into_owned());
+        }
+        text.extend_from_slice(part.get(..len).unwrap_or_default());
     }
 }
 
@@ -62,10 +94,10 @@ mod tests {
             Some("fe80::1".parse().unwrap())
         );
         assert_eq!(ipv6_of("x"), None);
-        assert!(
-            HostAddresses::read()
-                .unwrap()
-                .contains("127.0.0.1".parse().unwrap())
-        );
+        let tables = HostTables::open().unwrap();
+        for _ in 0..2 {
+            let found = tables.read().unwrap();
+            assert!(found.contains("127.0.0.1".parse().unwrap()));
+        }
     }
 }

@@ -13,6 +13,7 @@
 //! A sandbox belongs to one worker for its whole life, so nothing is locked. A panic while the worker serves a sandbox
 //! ends the network of that sandbox alone.
 
+pub mod confine;
 pub mod dns;
 mod host_addresses;
 mod limit;
@@ -28,4 +29,4 @@ pub mod wire;
 mod worker;
 
 pub use host_addresses::HostAddresses;
-pub use sandbox::{Context, Notice, Sandbox};
+pub use sandbox::{After as SandboxState, Context, FRAMES, Notice, Sandbox};

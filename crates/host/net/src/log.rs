@@ -32,6 +32,11 @@ impl FlowLog {
         &self.ring[last]
     }
 
+    /// The entries that are left, newest first.
+    pub fn newest(&self) -> impl Iterator<Item = &FlowRecord> {
+        self.ring.iter().rev()
+    }
+
     /// The number of the newest entry; 0 without any.
     pub fn last(&self) -> u64 {
         self.last

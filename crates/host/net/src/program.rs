@@ -14,7 +14,7 @@ use std::time::Duration;
 use forkd_channel::{Channel, ChannelError};
 use forkd_net_proto::{
     FromNet, MAX_IDS, MAX_MESSAGE, NET_VERSION, NetCommand, NetCounters, NetError, NetReply,
-    NetRequest, decode, encode,
+    NetRequest, NetWalls, decode, encode,
 };
 use forkd_types::{Rule, SandboxId};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -61,6 +61,9 @@ pub struct Program {
     notify: Arc<OwnedFd>,
     reports: Receiver<Report>,
     workers: Vec<WorkerHandle>,
+    /// Workers without a thread yet.
+    idle: Vec<Worker>,
+    walls: NetWalls,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
     sandboxes: BTreeMap<SandboxId, Attached>,
@@ -69,7 +72,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts the workers. `resolvers` replaces the name servers of the host if it is not empty.
+    /// Opens the files of the host that the engine needs. `resolvers` replaces the name servers of the host if it is not
+    /// empty.
     pub fn new(listener: OwnedFd, resolvers: Vec<SocketAddr>) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
@@ -88,8 +92,8 @@ impl Program {
         )?;
         let (report, reports) = channel();
         let count = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut workers = Vec::new();
-        for index in 0..count.min(MAX_WORKERS) {
+        let (mut workers, mut idle) = (Vec::new(), Vec::new());
+        for _ in 0..count.min(MAX_WORKERS) {
             let (jobs, receiver) = channel();
             let wake = event()?;
             let worker = Worker::new(
@@ -99,9 +103,7 @@ impl Program {
                 Arc::clone(&notify),
                 resolvers.clone(),
             )?;
-            std::thread::Builder::new()
-                .name(format!("net-{index}"))
-                .spawn(move || worker.run())?;
+            idle.push(worker);
             workers.push(WorkerHandle { jobs, wake });
         }
         Ok(Self {
@@ -110,12 +112,38 @@ impl Program {
             notify,
             reports,
             workers,
+            idle,
+            walls: NetWalls::default(),
             clients: BTreeMap::new(),
             next_client: FIRST_CLIENT,
             sandboxes: BTreeMap::new(),
             attachments: 0,
             resolvers,
         })
+    }
+
+    /// Starts the threads of the workers. `walls` are those that stand around this process.
+    ///
+    /// Every thread runs when this returns: the start of a thread needs system calls that the filter forbids.
+    pub fn start(&mut self, walls: NetWalls) -> std::io::Result<()> {
+        self.walls = walls;
+        let (started, running) = channel();
+        let count = self.idle.len();
+        for (index, worker) in self.idle.drain(..).enumerate() {
+            let started = started.clone();
+            std::thread::Builder::new()
+                .name(format!("net-{index}"))
+                .spawn(move || {
+                    // The receiver waits for every thread.
+                    let _ = started.send(());
+                    worker.run();
+                })?;
+        }
+        drop(started);
+        match running.iter().take(count).count() == count {
+            true => Ok(()),
+            false => Err(std::io::Error::other("a worker ended at its start")),
+        }
     }
 
     /// Serves until the kernel refuses to.
@@ -278,13 +306,14 @@ impl Program {
             });
         }
         let resolvers = match self.resolvers.is_empty() {
-            true => resolvers::read_resolvers(),
+            true => resolvers::read_resolvers().unwrap_or_default(),
             false => self.resolvers.clone(),
         };
         Ok(NetReply::Hello {
             version: NET_VERSION,
             program: concat!("forkd-net ", env!("CARGO_PKG_VERSION")).to_owned(),
             resolvers: resolvers.iter().map(SocketAddr::ip).collect(),
+            walls: self.walls.clone(),
         })
     }
 

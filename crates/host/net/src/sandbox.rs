@@ -5,7 +5,10 @@
 //! operation asks the kernel and takes "not now" for an answer.
 
 mod datagrams;
+mod local;
+mod questions;
 mod segments;
+mod turns;
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,7 +29,9 @@ use crate::out::FrameOut;
 use crate::policy::{self, Decision, Flow, Said};
 use crate::udp::{DnsQuery, UdpFlow};
 use crate::wire::{self, Frame, Packet};
+use local::LocalStream;
 use segments::TcpFlow;
+use turns::ByteTurns;
 
 /// Frames that are read in one turn.
 const FRAMES_PER_TURN: usize = 256;
@@ -73,6 +78,7 @@ enum Slot {
     Tcp(Box<TcpFlow>),
     Udp(Box<UdpFlow>),
     Dns(Box<DnsQuery>),
+    Local(Box<LocalStream>),
 }
 
 /// The network of one sandbox.
@@ -87,6 +93,7 @@ pub struct Sandbox {
     tcp_flows: u32,
     udp_flows: u32,
     questions: u32,
+    local_streams: u32,
     /// Flows with work that waits for the frame socket or for their next turn.
     busy: Vec<u32>,
     pins: Pins,
@@ -94,6 +101,7 @@ pub struct Sandbox {
     counters: NetCounters,
     new_flows: Bucket,
     dns: Bucket,
+    bytes: ByteTurns,
     notices: Bucket,
     notice: Option<Notice>,
     /// Denials without a notice since the last one.
@@ -109,8 +117,8 @@ pub struct Notice {
 }
 
 impl Sandbox {
-    /// Serves the guest at the other end of the socket.
-    pub fn new(socket: OwnedFd, policy: Policy, generation: u64, now: Instant) -> Self {
+    /// Serves the guest at the other end of the socket, which has sent `spent` bytes before.
+    pub fn new(socket: OwnedFd, policy: Policy, generation: u64, spent: u64, now: Instant) -> Self {
         let limits = *policy.limits();
         Self {
             out: FrameOut::new(socket),
@@ -123,12 +131,14 @@ impl Sandbox {
             tcp_flows: 0,
             udp_flows: 0,
             questions: 0,
+            local_streams: 0,
             busy: Vec::new(),
             pins: Pins::default(),
             log: FlowLog::default(),
             counters: NetCounters::default(),
             new_flows: Bucket::new(limits.new_per_second, now),
             dns: Bucket::new(limits.dns_per_second, now),
+            bytes: ByteTurns::new(&limits, spent, now),
             notices: Bucket::new(NOTICES_PER_SECOND, now),
             notice: None,
             suppressed: 0,
@@ -157,7 +167,7 @@ impl Sandbox {
                 Some(Slot::Tcp(_)) => self.tcp_ready(slot, flags, cx),
                 Some(Slot::Udp(_)) => self.udp_ready(slot, cx),
                 Some(Slot::Dns(_)) => self.dns_ready(slot, cx),
-                Some(Slot::Free) | None => {}
+                Some(Slot::Local(_) | Slot::Free) | None => {}
             }
             return self.rest();
         }
@@ -167,8 +177,19 @@ impl Sandbox {
         self.read_frames(cx)
     }
 
+    /// When flows that wait for a rate go on.
+    pub fn wakes_at(&self) -> Option<Instant> {
+        self.bytes.wakes_at()
+    }
+
+    /// Bytes that the guest has sent in all, also before it was attached.
+    pub fn spent(&self) -> u64 {
+        self.bytes.sent(self.counters.bytes_up)
+    }
+
     /// Goes on with work that was put off.
     pub fn go_on(&mut self, cx: &mut Context<'_>) -> After {
+        self.serve_waiting(cx);
         self.serve_busy(cx);
         self.read_frames(cx)
     }
@@ -248,6 +269,7 @@ impl Sandbox {
                 Some(Slot::Tcp(_)) => self.tcp_tick(slot, cx),
                 Some(Slot::Udp(_)) => self.udp_tick(slot, cx),
                 Some(Slot::Dns(_)) => self.dns_tick(slot, cx),
+                Some(Slot::Local(_)) => self.local_tick(slot, cx),
                 Some(Slot::Free) | None => {}
             }
         }
@@ -261,6 +283,7 @@ impl Sandbox {
         self.generation = generation;
         self.new_flows = Bucket::new(limits.new_per_second, cx.now);
         self.dns = Bucket::new(limits.dns_per_second, cx.now);
+        self.bytes.set(&limits, cx.now);
         self.judge_again(cx);
     }
 
@@ -268,6 +291,10 @@ impl Sandbox {
     pub fn judge_again(&mut self, cx: &mut Context<'_>) {
         let open: Vec<(Key, u32)> = self.flows.iter().map(|(key, slot)| (*key, *slot)).collect();
         for (key, slot) in open {
+            // The engine answers such a stream itself, under the policy of each question.
+            if let Some(Slot::Local(_)) = self.slots.get(slot as usize) {
+                continue;
+            }
             let (said, name) = match self.slots.get(slot as usize) {
                 Some(Slot::Tcp(flow)) => (flow.said(), flow.name()),
                 _ => (None, None),
@@ -288,12 +315,11 @@ impl Sandbox {
         }
     }
 
-    /// Ends every flow. The guest is not told: its next segment is answered with a reset.
+    /// Ends every flow. The guest gets a reset for each connection. A guest that was rolled back may not accept one with
+    /// the sequence number of later; its next segment is answered with a reset that it accepts.
     pub fn reset(&mut self, cx: &mut Context<'_>) {
         for slot in 0..u32::try_from(self.slots.len()).unwrap_or(0) {
-            if let Some(Slot::Tcp(flow)) = self.slots.get(slot as usize) {
-                flow.break_host_socket();
-            }
+            self.break_tcp(slot, cx);
             self.close(slot, cx);
         }
         self.busy.clear();
@@ -347,7 +373,7 @@ impl Sandbox {
                 down: flow.down,
                 age_ms: age(flow.started),
             }),
-            Slot::Dns(_) | Slot::Free => None,
+            Slot::Dns(_) | Slot::Local(_) | Slot::Free => None,
         });
         (
             flows.take(MAX_ENTRIES).collect(),
@@ -407,7 +433,7 @@ impl Sandbox {
         }
     }
 
-    /// Puts a host socket into a slot and listens to it.
+    /// Puts a flow or question into a slot and listens to its host socket.
     fn occupy(&mut self, slot: Slot, cx: &Context<'_>) -> Result<u32, Errno> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -417,17 +443,19 @@ impl Sandbox {
             }
         };
         let socket = match &slot {
-            Slot::Tcp(flow) => flow.host.fd.as_fd(),
-            Slot::Udp(flow) => flow.socket.as_fd(),
-            Slot::Dns(query) => query.socket.as_fd(),
-            Slot::Free => return Err(Errno::INVAL),
+            Slot::Tcp(flow) => Some(flow.host.fd.as_fd()),
+            Slot::Udp(flow) => Some(flow.socket.as_fd()),
+            Slot::Dns(query) => Some(query.socket.as_fd()),
+            Slot::Local(_) | Slot::Free => None,
         };
         let flags = epoll::EventFlags::IN
             | epoll::EventFlags::OUT
             | epoll::EventFlags::RDHUP
             | epoll::EventFlags::ET;
         let token = epoll::EventData::new_u64(u64::from(cx.index) << 32 | u64::from(index));
-        if let Err(error) = epoll::add(cx.epoll, socket, token, flags) {
+        if let Some(socket) = socket
+            && let Err(error) = epoll::add(cx.epoll, socket, token, flags)
+        {
             self.free.push(index);
             return Err(error);
         }
@@ -435,6 +463,7 @@ impl Sandbox {
             Slot::Tcp(_) => self.tcp_flows += 1,
             Slot::Udp(_) => self.udp_flows += 1,
             Slot::Dns(_) => self.questions += 1,
+            Slot::Local(_) => self.local_streams += 1,
             Slot::Free => {}
         }
         if let Some(place) = self.slots.get_mut(index as usize) {
@@ -453,6 +482,10 @@ impl Sandbox {
             Slot::Dns(_) => {
                 self.questions -= 1;
                 (None, None)
+            }
+            Slot::Local(stream) => {
+                self.local_streams -= 1;
+                (None, Some(stream.key))
             }
             Slot::Tcp(flow) => {
                 self.tcp_flows -= 1;

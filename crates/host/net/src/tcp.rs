@@ -25,7 +25,7 @@ use crate::out::FrameOut;
 use crate::wire;
 
 /// The most bytes that one turn moves in each direction, so that one flow does not starve the others.
-const TURN: usize = 1 << 20;
+pub const TURN: usize = 1 << 20;
 
 /// The guest's end of a connection. A trait, so that another stack can take the place of smoltcp.
 pub trait GuestTcp {
@@ -37,6 +37,8 @@ pub trait GuestTcp {
     fn wake_at(&self) -> Option<Instant>;
     /// Bytes from the guest; the closure says how many it took.
     fn read(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> usize;
+    /// Bytes of the guest wait to be read.
+    fn has_bytes(&self) -> bool;
     /// Copies the first bytes from the guest without taking them.
     fn first_bytes(&mut self, limit: usize) -> Vec<u8>;
     /// Room for bytes to the guest; the closure says how many it wrote.
@@ -142,6 +144,10 @@ impl GuestTcp for Smoltcp {
             (taken, taken)
         });
         taken.unwrap_or(0)
+    }
+
+    fn has_bytes(&self) -> bool {
+        self.socket().recv_queue() > 0
     }
 
     fn first_bytes(&mut self, limit: usize) -> Vec<u8> {
@@ -290,7 +296,7 @@ pub struct HostSocket {
 pub enum Relay {
     /// Waits for an event.
     Waiting,
-    /// There is more to do now.
+    /// There is more to do, and the turn allowed no more.
     Busy,
     /// Both directions ended.
     Done,
@@ -305,13 +311,39 @@ pub struct Moved {
     pub down: u64,
 }
 
-/// Moves bytes both ways until neither side has or takes any, or the turn is over.
-pub fn relay(guest: &mut impl GuestTcp, host: &mut HostSocket, moved: &mut Moved) -> Relay {
+impl Moved {
+    pub fn add(&mut self, turn: Self) {
+        self.up += turn.up;
+        self.down += turn.down;
+    }
+}
+
+/// The most bytes that a turn may move.
+#[derive(Debug, Clone, Copy)]
+pub struct Allowance {
+    pub up: usize,
+    pub down: usize,
+}
+
+/// Moves bytes both ways until neither side has or takes any, or the turn is over. Returns the bytes of this turn.
+pub fn relay(
+    guest: &mut impl GuestTcp,
+    host: &mut HostSocket,
+    allowed: Allowance,
+) -> (Relay, Moved) {
     let mut broken = false;
-    let up = upward(guest, host, &mut broken);
-    let down = downward(guest, host, &mut broken);
-    moved.up += up as u64;
-    moved.down += down as u64;
+    let up = upward(guest, host, allowed.up, &mut broken);
+    let down = downward(guest, host, allowed.down, &mut broken);
+    let moved = Moved {
+        up: up as u64,
+        down: down as u64,
+    };
+    let limited = (up == allowed.up && guest.has_bytes())
+        || (down == allowed.down && host.readable && !host.ended);
+    (after(guest, host, broken, limited), moved)
+}
+
+fn after(guest: &mut impl GuestTcp, host: &mut HostSocket, broken: bool, limited: bool) -> Relay {
     if broken {
         guest.abort();
         return Relay::Broken;
@@ -326,16 +358,22 @@ pub fn relay(guest: &mut impl GuestTcp, host: &mut HostSocket, moved: &mut Moved
             false => Relay::Broken,
         };
     }
-    match up >= TURN || down >= TURN {
+    match limited {
         true => Relay::Busy,
         false => Relay::Waiting,
     }
 }
 
-fn upward(guest: &mut impl GuestTcp, host: &mut HostSocket, broken: &mut bool) -> usize {
+fn upward(
+    guest: &mut impl GuestTcp,
+    host: &mut HostSocket,
+    allowed: usize,
+    broken: &mut bool,
+) -> usize {
     let mut total = 0;
-    while host.writable && total < TURN {
+    while host.writable && total < allowed {
         let taken = guest.read(&mut |bytes| {
+            let bytes = bytes.get(..allowed - total).unwrap_or(bytes);
             if bytes.is_empty() {
                 return 0;
             }
@@ -361,14 +399,20 @@ fn upward(guest: &mut impl GuestTcp, host: &mut HostSocket, broken: &mut bool) -
     total
 }
 
-fn downward(guest: &mut impl GuestTcp, host: &mut HostSocket, broken: &mut bool) -> usize {
+fn downward(
+    guest: &mut impl GuestTcp,
+    host: &mut HostSocket,
+    allowed: usize,
+    broken: &mut bool,
+) -> usize {
     let mut total = 0;
-    while host.readable && !host.ended && total < TURN {
+    while host.readable && !host.ended && total < allowed {
         let mut end = false;
         let filled = guest.write(&mut |room| {
-            if room.is_empty() {
+            let most = room.len().min(allowed - total);
+            let Some(room) = room.get_mut(..most).filter(|room| !room.is_empty()) else {
                 return 0;
-            }
+            };
             match recv(&host.fd, &mut *room, RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => {
                     end = true;

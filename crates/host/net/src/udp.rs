@@ -34,12 +34,71 @@ pub struct DnsQuery {
     pub socket: OwnedFd,
     pub asked: Asked,
     pub message: Vec<u8>,
-    /// Where the guest sent its question from, and to.
-    pub source_port: u16,
-    pub to: Ipv4Addr,
+    pub asker: Asker,
+    /// The exchange over TCP; `None` over UDP.
+    pub exchange: Option<Exchange>,
     pub sent: Instant,
     /// The place of the next server to try.
     pub next_server: usize,
+}
+
+/// Where an answer goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// The guest sent a datagram from this port to this address.
+    Datagram { source_port: u16, to: Ipv4Addr },
+    /// The guest asked over a connection from this port to this address.
+    Stream { source_port: u16, to: Ipv4Addr },
+}
+
+/// A question and its answer on a connection to a name server, each after its length.
+#[derive(Debug, Default)]
+pub struct Exchange {
+    written: usize,
+    got: Vec<u8>,
+}
+
+impl Exchange {
+    /// Goes on with the exchange; the answer once it is there.
+    pub fn advance(&mut self, socket: &OwnedFd, message: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        let whole = framed(message);
+        while let Some(rest) = whole.get(self.written..).filter(|rest| !rest.is_empty()) {
+            match send(socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(count) => self.written += count,
+                // Not connected yet, or full.
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOTCONN) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut part = [0; 4096];
+        loop {
+            match recv(socket, &mut part[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Errno::CONNRESET),
+                Ok((_, len)) => self
+                    .got
+                    .extend_from_slice(part.get(..len).unwrap_or_default()),
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+            if let Some((answer, _)) = unframed(&self.got) {
+                return Ok(Some(answer.to_vec()));
+            }
+        }
+    }
+}
+
+/// A message after its length, as DNS over TCP has it.
+pub fn framed(message: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(message.len()).unwrap_or(u16::MAX);
+    let mut whole = len.to_be_bytes().to_vec();
+    whole.extend_from_slice(message.get(..usize::from(len)).unwrap_or_default());
+    whole
+}
+
+/// The first message in the bytes, and the bytes after it; `None` if the message is not whole.
+pub fn unframed(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = bytes.split_first_chunk::<2>()?;
+    rest.split_at_checked(usize::from(u16::from_be_bytes(*len)))
 }
 
 /// A socket that sends to and receives from one address.

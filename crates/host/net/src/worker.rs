@@ -15,9 +15,10 @@ use forkd_net_proto::{EndCause, NetCommand, NetCounters, NetError, NetReply};
 use forkd_types::{Policy, Rule, SandboxId};
 use rustix::event::{Timespec, epoll};
 
+use crate::host_addresses::{HostAddresses, HostTables};
 use crate::program::resolvers::read_resolvers;
 use crate::sandbox::{After, Context, FRAMES, Notice, Sandbox};
-use crate::{HostAddresses, wire};
+use crate::wire;
 
 /// The token of the descriptor that announces jobs.
 const WAKE: u64 = u64::MAX;
@@ -26,6 +27,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// How old the addresses and name servers of the host may be.
 const REFRESH: Duration = Duration::from_secs(2);
 const MAX_EVENTS: usize = 256;
+/// Sandboxes on which the engine failed and that were not attached again.
+const MAX_SPENT: usize = 4096;
 
 /// Work for a worker.
 pub enum Job {
@@ -95,6 +98,9 @@ pub struct Worker {
     places: HashMap<SandboxId, u32>,
     /// Counters of sandboxes that ended.
     past: NetCounters,
+    /// Bytes that sandboxes had sent when the engine failed on them: a failure must not renew a limit.
+    spent: HashMap<SandboxId, u64>,
+    tables: HostTables,
     host: HostAddresses,
     /// Name servers of the operator; without any, those of the host are read.
     fixed_resolvers: Vec<SocketAddr>,
@@ -130,6 +136,8 @@ impl Worker {
             served: Vec::new(),
             places: HashMap::new(),
             past: NetCounters::default(),
+            spent: HashMap::new(),
+            tables: HostTables::open()?,
             host: HostAddresses::default(),
             fixed_resolvers,
             resolvers: Vec::new(),
@@ -150,14 +158,14 @@ impl Worker {
             let waited = epoll::wait(
                 &self.epoll,
                 rustix::buffer::spare_capacity(&mut events),
-                self.timeout().as_ref(),
+                self.timeout(Instant::now()).as_ref(),
             );
             if waited.is_err() {
                 events.clear();
             }
             let now = Instant::now();
             if now.saturating_duration_since(self.refreshed) > REFRESH {
-                // Without the tables the last known addresses stay in force.
+                // Without the tables the last known addresses and name servers stay in force.
                 let _ = self.refresh(now);
             }
             for event in &events {
@@ -178,35 +186,40 @@ impl Worker {
         }
     }
 
-    fn timeout(&self) -> Option<Timespec> {
+    fn timeout(&self, now: Instant) -> Option<Timespec> {
         let served = self.served.iter().flatten();
-        let (busy, timers) = served.fold((false, false), |(busy, timers), served| {
-            (busy || served.busy, timers || served.sandbox.has_timers())
-        });
-        let wait = match (busy, timers) {
-            (true, _) => Duration::ZERO,
-            (_, true) => TICK,
-            _ => return None,
-        };
-        Timespec::try_from(wait).ok()
+        let mut wait = None;
+        for Served { sandbox, busy, .. } in served {
+            if *busy {
+                wait = Some(Duration::ZERO);
+                break;
+            }
+            let due = match sandbox.wakes_at() {
+                Some(at) => at.saturating_duration_since(now).min(TICK),
+                None if sandbox.has_timers() => TICK,
+                None => continue,
+            };
+            wait = Some(wait.map_or(due, |wait: Duration| wait.min(due)));
+        }
+        Timespec::try_from(wait?).ok()
     }
 
     fn refresh(&mut self, now: Instant) -> std::io::Result<()> {
         self.refreshed = now;
+        self.host = self.tables.read()?;
         self.resolvers = match self.fixed_resolvers.is_empty() {
-            true => read_resolvers(),
+            true => read_resolvers()?,
             false => self.fixed_resolvers.clone(),
         };
-        self.host = HostAddresses::read()?;
         Ok(())
     }
 
     fn go_on(&mut self, now: Instant) {
+        let due =
+            |served: &Served| served.busy || served.sandbox.wakes_at().is_some_and(|at| at <= now);
         for place in 0..self.served.len() {
-            if self
-                .served
-                .get(place)
-                .is_some_and(|served| served.as_ref().is_some_and(|s| s.busy))
+            if let Some(Some(served)) = self.served.get(place)
+                && due(served)
             {
                 self.guarded(place as u32, now, |sandbox, cx| sandbox.go_on(cx));
             }
@@ -272,6 +285,9 @@ impl Worker {
         };
         self.past.add(&served.sandbox.counters());
         self.places.remove(&served.id);
+        if why == Some(EndCause::Failed) && self.spent.len() < MAX_SPENT {
+            self.spent.insert(served.id.clone(), served.sandbox.spent());
+        }
         if let Some(why) = why {
             self.report(Report::Ended {
                 id: served.id,
@@ -311,7 +327,8 @@ impl Worker {
                 if let Some(place) = self.places.get(&id).copied() {
                     self.end(place, None);
                 }
-                let sandbox = Sandbox::new(frames, policy, generation, now);
+                let spent = self.spent.remove(&id).unwrap_or(0);
+                let sandbox = Sandbox::new(frames, policy, generation, spent, now);
                 let result = self.admit(Served {
                     id,
                     attachment,
@@ -426,5 +443,81 @@ fn serve(sandbox: &mut Sandbox, command: NetCommand, cx: &mut Context<'_>) -> Ne
         | NetCommand::Configure { .. }
         | NetCommand::Totals
         | NetCommand::List { .. } => NetReply::Done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{GATEWAY, GUEST, HEADERS, VNET};
+    use forkd_channel::Channel;
+    use rustix::event::EventfdFlags;
+    use std::sync::mpsc::channel;
+
+    const FROM_GUEST: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+    fn worker() -> (Worker, Receiver<Report>) {
+        let event = || Arc::new(rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (_jobs, receiver) = channel();
+        let (report, reports) = channel();
+        let worker = Worker::new(receiver, event(), report, event(), Vec::new()).unwrap();
+        (worker, reports)
+    }
+
+    fn attach(worker: &mut Worker, id: &str) -> Channel {
+        let (guest, engine) = Channel::pair().unwrap();
+        let job = Job::Attach {
+            ticket: Ticket { client: 0, seq: 0 },
+            id: id.parse().unwrap(),
+            attachment: 1,
+            policy: Policy::none(),
+            generation: 1,
+            frames: engine.into(),
+        };
+        worker.job(job, Instant::now());
+        guest
+    }
+
+    /// A question for the hardware address of the gateway.
+    fn arp() -> Vec<u8> {
+        let mut frame = wire::frame([0xff; 6], [8, 6], 28);
+        frame[VNET + 6..VNET + 12].copy_from_slice(&FROM_GUEST);
+        let body = [
+            &[0, 1, 8, 0, 6, 4, 0, 1][..],
+            &FROM_GUEST,
+            &GUEST.octets(),
+            &[0; 6],
+            &GATEWAY.octets(),
+        ];
+        frame[HEADERS..].copy_from_slice(&body.concat());
+        frame
+    }
+
+    #[test]
+    fn a_panic_ends_the_network_of_one_sandbox() {
+        let (mut worker, reports) = worker();
+        let (broken, whole) = (attach(&mut worker, "sb-1"), attach(&mut worker, "sb-2"));
+        worker.guarded(0, Instant::now(), |_, _| panic!("on purpose"));
+        let ended = reports.try_iter().find_map(|report| match report {
+            Report::Ended { id, why, .. } => Some((id.to_string(), why)),
+            _ => None,
+        });
+        assert_eq!(ended, Some(("sb-1".to_owned(), EndCause::Failed)));
+        let mut buffer = [0; 128];
+        assert_eq!(rustix::io::read(&broken, &mut buffer), Ok(0));
+        rustix::io::write(&whole, &arp()).unwrap();
+        worker.guarded(1, Instant::now(), |sandbox, cx| {
+            sandbox.on_ready(FRAMES, epoll::EventFlags::IN, cx)
+        });
+        let len = rustix::io::read(&whole, &mut buffer).unwrap();
+        assert_eq!(buffer[VNET..VNET + 6], FROM_GUEST, "{:?}", &buffer[..len]);
+        // The same sandbox can be served again.
+        let again = attach(&mut worker, "sb-1");
+        rustix::io::write(&again, &arp()).unwrap();
+        let place = worker.places[&"sb-1".parse().unwrap()];
+        worker.guarded(place, Instant::now(), |sandbox, cx| {
+            sandbox.on_ready(FRAMES, epoll::EventFlags::IN, cx)
+        });
+        assert!(rustix::io::read(&again, &mut buffer).unwrap() > 0);
     }
 }

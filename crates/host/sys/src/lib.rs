@@ -24,5 +24,5 @@ pub use signal::{
     FORBIDDEN_CALL_STATUS, KickTarget, ignore_sigpipe, install_forbidden_call_handler,
     install_kick_handler,
 };
-pub use tap::open_tap;
+pub use tap::{open_tap, take_large_frames};
 pub use track::{TrackError, WriteTracker};

@@ -13,8 +13,8 @@ use forkd_guest_proto::{
     AGENT_PORT, AgentError, ClockRequest, ClockState, Control, Decoder, Entry, ErrorCode, Event,
     ExecRequest, ExecResult, ExitStatus, FileInfo, FileKind, Frame, FreezeReport, Hello,
     IdentityReport, IdentityRequest, Kind, ListResult, Metrics, Outcome, OutputPosition, Pong,
-    QuiesceReport, ReadResult, Request, ResourceUsage, Started, ThawReport, WriteResult, channel,
-    feature, frame, parse_request, window,
+    QuiesceReport, ReadResult, Request, ResetReport, ResourceUsage, Started, ThawReport,
+    WriteResult, channel, feature, frame, parse_request, window,
 };
 use forkd_vmm_proto::StopCause;
 use serde::Serialize;
@@ -245,6 +245,12 @@ impl Connection {
                     .ok_or_else(|| not_found(&request.from))?;
                 guest.files.insert(request.to, content);
                 ok(())
+            }),
+            // A test reads in the file how often this happened.
+            Request::ResetConnections => self.with(|guest| {
+                let file = guest.files.entry("/run/resets".to_owned()).or_default();
+                file.push(b'r');
+                ok(ResetReport::default())
             }),
             Request::Clock(request) => self.with(|guest| ok(clock(guest, request))),
             Request::Identity(request) => self.identity(*request),

@@ -116,7 +116,7 @@ async fn a_change_is_in_force_at_once_and_survives_the_daemon() {
     let edit = UpdateNetwork {
         mode: Some("custom".into()),
         add: vec![format!("allow host:{}", server.port())],
-        remove: Vec::new(),
+        ..UpdateNetwork::default()
     };
     let network = daemon
         .client()
@@ -160,6 +160,38 @@ async fn connections_survive_the_daemon_and_not_the_engine() {
     }
     println!("back after {:?}", killed.elapsed());
     assert_ne!(daemon.engines(), engine);
+    daemon.ends_clean().await;
+}
+
+/// How often the guest broke its connections.
+async fn resets(sandbox: &Sandbox) -> usize {
+    let done = sandbox.run(&["cat", "/run/resets"]).await.unwrap();
+    done.stdout.trim().len()
+}
+
+#[tokio::test]
+async fn guests_break_connections_that_ended_with_the_engine() {
+    let daemon = daemon().await;
+    let client = daemon.client();
+    let server = Server::start();
+    let running = child(&daemon, Some(server.policy())).await;
+    let paused = child(&daemon, Some(server.policy())).await;
+    client.pause(&paused.id).await.unwrap();
+    daemon.kill_engine();
+    for sandbox in [&running, &paused] {
+        until("the sandbox is attached again", async || {
+            let info = client.network(&sandbox.id).await.ok()?;
+            info.attached.then_some(())
+        })
+        .await;
+    }
+    // The agent was asked before the sandbox had a network again.
+    assert_eq!(resets(&running).await, 1);
+    client.resume(&paused.id).await.unwrap();
+    until("the paused guest broke its connections", async || {
+        (resets(&paused).await == 1).then_some(())
+    })
+    .await;
     daemon.ends_clean().await;
 }
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
+use crate::Isolation;
 pub use e2b::{E2bNetwork, InvalidE2bNetwork};
 
 /// A network policy: a mode such as `"public"`, or an object with a mode, rules and limits.
@@ -56,6 +57,15 @@ pub struct NetworkLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub dns_per_second: Option<u32>,
+    /// Megabits of payload per second from the guest; 0, the default, is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_mbit: Option<u32>,
+    /// Megabits of payload per second to the guest; 0, the default, is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ingress_mbit: Option<u32>,
+    /// Mebibytes of payload that the guest may send since its network engine was started; 0, the default, is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_mib_total: Option<u32>,
 }
 
 /// Body of `PATCH /v1/sandboxes/{id}/network`: changes to the policy in force.
@@ -72,6 +82,9 @@ pub struct UpdateNetwork {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 200)]
     pub remove: Vec<String>,
+    /// New limits; a missing one stays as it is.
+    #[serde(default, skip_serializing_if = "NetworkLimits::is_empty")]
+    pub limits: NetworkLimits,
 }
 
 /// Why a network policy is rejected.
@@ -142,17 +155,29 @@ impl From<&Policy> for NetworkPolicy {
 }
 
 impl NetworkLimits {
-    /// Whether every limit has its default.
+    /// Whether no limit is given.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     fn filled(self) -> NetLimits {
-        let default = NetLimits::default();
+        self.over(NetLimits::default())
+    }
+
+    /// The limits `below`, with those that are given here in their place.
+    fn over(self, below: NetLimits) -> NetLimits {
+        // Zero lifts a limit.
+        let lifted = |given: Option<u32>, own: Option<u32>| match given {
+            Some(value) => Some(value).filter(|value| *value > 0),
+            None => own,
+        };
         NetLimits {
-            connections: self.connections.unwrap_or(default.connections),
-            new_per_second: self.new_per_second.unwrap_or(default.new_per_second),
-            dns_per_second: self.dns_per_second.unwrap_or(default.dns_per_second),
+            connections: self.connections.unwrap_or(below.connections),
+            new_per_second: self.new_per_second.unwrap_or(below.new_per_second),
+            dns_per_second: self.dns_per_second.unwrap_or(below.dns_per_second),
+            egress_mbit: lifted(self.egress_mbit, below.egress_mbit),
+            ingress_mbit: lifted(self.ingress_mbit, below.ingress_mbit),
+            egress_mib_total: lifted(self.egress_mib_total, below.egress_mib_total),
         }
     }
 
@@ -164,6 +189,9 @@ impl NetworkLimits {
             connections: changed(limits.connections, default.connections),
             new_per_second: changed(limits.new_per_second, default.new_per_second),
             dns_per_second: changed(limits.dns_per_second, default.dns_per_second),
+            egress_mbit: limits.egress_mbit,
+            ingress_mbit: limits.ingress_mbit,
+            egress_mib_total: limits.egress_mib_total,
         }
     }
 }
@@ -182,7 +210,7 @@ impl UpdateNetwork {
                 all.push(rule.clone());
             }
         }
-        Ok(Policy::new(mode, all, *to.limits())?)
+        Ok(Policy::new(mode, all, self.limits.over(*to.limits()))?)
     }
 }
 
@@ -248,6 +276,9 @@ pub struct NetworkCounters {
     pub resets: u64,
     /// Frames that could not be used.
     pub frames_dropped: u64,
+    /// Waits of connections and lost datagrams, because of a limit on the rate.
+    #[serde(default)]
+    pub limited: u64,
 }
 
 /// An open flow: an entry of `GET /v1/sandboxes/{id}/network/flows`.
@@ -324,6 +355,10 @@ pub struct NetworkStatus {
     /// Sandboxes that the engine serves.
     #[serde(default)]
     pub sandboxes: u32,
+    /// Walls between the engine and the host; absent if the engine does not run. The walls are `capabilities`,
+    /// `seccomp`, `user` and `landlock`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<Isolation>,
 }
 
 #[cfg(test)]
@@ -378,14 +413,28 @@ mod tests {
         let policy = NetworkPolicy {
             mode: "custom".into(),
             rules: vec!["allow a.example".into(), "allow b.example".into()],
-            ..Default::default()
+            limits: NetworkLimits {
+                connections: Some(7),
+                egress_mbit: Some(5),
+                egress_mib_total: Some(3),
+                ..NetworkLimits::default()
+            },
         };
         let change = UpdateNetwork {
             mode: Some("public".into()),
             add: vec!["deny c.example".into(), "allow b.example".into()],
             remove: vec!["allow a.example".into(), "allow z.example".into()],
+            limits: NetworkLimits {
+                egress_mbit: Some(0),
+                ingress_mbit: Some(9),
+                ..NetworkLimits::default()
+            },
         };
         let changed = change.applied(&policy.checked().unwrap()).unwrap();
+        // Zero lifts a limit, and a limit that is not named stays.
+        let limits = changed.limits();
+        assert_eq!((limits.egress_mbit, limits.ingress_mbit), (None, Some(9)));
+        assert_eq!((limits.connections, limits.egress_mib_total), (7, Some(3)));
         assert_eq!(changed.mode(), Mode::Public);
         let texts: Vec<_> = changed.rules().iter().map(ToString::to_string).collect();
         assert_eq!(texts, ["deny c.example", "allow b.example"]);

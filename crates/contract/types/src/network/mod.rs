@@ -90,6 +90,12 @@ pub struct NetLimits {
     pub new_per_second: u32,
     /// DNS questions per second.
     pub dns_per_second: u32,
+    /// Megabits of payload per second from the guest; without a value no limit.
+    pub egress_mbit: Option<u32>,
+    /// Megabits of payload per second to the guest; without a value no limit.
+    pub ingress_mbit: Option<u32>,
+    /// Mebibytes of payload that the guest may send in all; without a value no limit.
+    pub egress_mib_total: Option<u32>,
 }
 
 /// The largest value of [`NetLimits::connections`]: each connection is an open file of the network engine.
@@ -101,6 +107,9 @@ impl Default for NetLimits {
             connections: 1024,
             new_per_second: 200,
             dns_per_second: 100,
+            egress_mbit: None,
+            ingress_mbit: None,
+            egress_mib_total: None,
         }
     }
 }
@@ -153,10 +162,13 @@ impl Policy {
             });
         }
         for (name, value) in [
-            ("new_per_second", limits.new_per_second),
-            ("dns_per_second", limits.dns_per_second),
+            ("new_per_second", Some(limits.new_per_second)),
+            ("dns_per_second", Some(limits.dns_per_second)),
+            ("egress_mbit", limits.egress_mbit),
+            ("ingress_mbit", limits.ingress_mbit),
+            ("egress_mib_total", limits.egress_mib_total),
         ] {
-            if value == 0 {
+            if value == Some(0) {
                 return Err(InvalidPolicy::Zero { name });
             }
         }

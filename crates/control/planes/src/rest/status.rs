@@ -68,14 +68,16 @@ pub async fn status(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<Da
         Failure::new(ErrorCode::Busy, "forkd-spawn does not answer")
             .with_hint("try again in a second; `forkd doctor` and the log of the daemon say why it does not start")
     })?;
+    let mut network = forkd_sandboxes::ops::network::status(&app).await;
     if !actor.is_admin() {
         // Reasons name paths of the host.
-        isolation
-            .missing
-            .iter_mut()
-            .for_each(|missing| missing.reason = None);
+        for walls in std::iter::once(&mut isolation).chain(&mut network.isolation) {
+            for missing in &mut walls.missing {
+                missing.reason = None;
+            }
+        }
     }
-    let network = Some(forkd_sandboxes::ops::network::status(&app).await);
+    let network = Some(network);
     Ok(Json(DaemonStatus { isolation, network }))
 }
 

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use forkd_api::{Isolation, MissingWall};
 use forkd_net_proto::{NetCounters, NetError, NetStats, OpenFlow};
 use forkd_types::{Policy, Rule, SandboxId};
 use forkd_vmm_link::{LogPage, NetEngine, NetEngineError, NetNews, end_net_engine};
@@ -163,6 +164,25 @@ impl NetLauncher {
         Ok(match self.config.resolvers.as_slice() {
             [] => engine.resolvers().to_vec(),
             given => given.iter().map(SocketAddr::ip).collect(),
+        })
+    }
+
+    /// The walls around the engine, which is not started for this. The filter of system calls and the lack of capabilities
+    /// are among them.
+    pub async fn isolation(&self) -> Result<Isolation, NetEngineError> {
+        let engine = self.running().await?;
+        let walls = engine.walls();
+        let missing = walls.missing.iter().map(|missing| MissingWall {
+            wall: missing.wall.name().to_owned(),
+            reason: Some(missing.reason.clone()),
+        });
+        Ok(Isolation {
+            walls: walls
+                .standing
+                .iter()
+                .map(|wall| wall.name().to_owned())
+                .collect(),
+            missing: missing.collect(),
         })
     }
 

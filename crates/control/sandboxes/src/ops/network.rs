@@ -53,6 +53,7 @@ fn shown(counters: &NetCounters) -> NetworkCounters {
         dns_denied: counters.dns_denied,
         resets: counters.resets,
         frames_dropped: counters.frames_dropped,
+        limited: counters.limited,
     }
 }
 
@@ -129,6 +130,10 @@ pub async fn status(app: &App) -> NetworkStatus {
         _ => Vec::new(),
     };
     NetworkStatus {
+        isolation: match engine {
+            "running" => app.net.isolation().await.ok(),
+            _ => None,
+        },
         engine: engine.to_owned(),
         resolvers: resolvers.iter().map(ToString::to_string).collect(),
         default: NetworkPolicy::from(&app.default_network()),
@@ -178,6 +183,7 @@ fn explain(flow: &FlowRecord, network: &NetworkRecord, floor: &[Rule]) -> (Strin
         Reason::NameMismatch => "the client named no allowed host".to_owned(),
         Reason::Limit => "a limit of the policy".to_owned(),
         Reason::Unreachable => "the destination refused or did not answer".to_owned(),
+        Reason::Quota => "the limit egress_mib_total of the policy".to_owned(),
     };
     (reason, None)
 }

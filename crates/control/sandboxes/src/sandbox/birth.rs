@@ -133,6 +133,7 @@ async fn fill_shell(
         events,
         ended: None,
         recorded: true,
+        connections_lost: false,
     };
     let limit = app.config.ready_timeout;
     let ready = tokio::time::timeout(limit, become_ready(&owner, &source, started));
@@ -264,6 +265,7 @@ async fn take_over(
         events,
         ended: None,
         recorded: true,
+        connections_lost: false,
     };
     if sandbox.record().memory_limit_mib.is_some() {
         // The earlier daemon may have died in a cut.

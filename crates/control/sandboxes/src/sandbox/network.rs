@@ -5,15 +5,22 @@
 //! packet of its guest goes anywhere.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use forkd_api::{InvalidNetwork, UpdateNetwork};
 use forkd_types::{Mode, Policy};
 use forkd_vmm_link::frame_pair;
 use forkd_vmm_proto::{Capability, Command, NetAttachment, NetBackend};
 
+use super::handle::SandboxHandle;
 use super::owner::{SandboxOwner, quickly};
+use crate::agent_limits;
 use crate::error::Error;
 use crate::launch::FdList;
+
+/// How long the network of a guest waits for its agent after a loss of the engine.
+const SOON: Duration = Duration::from_millis(500);
 
 /// A change of the network policy.
 #[derive(Debug, Clone)]
@@ -98,17 +105,17 @@ impl SandboxOwner {
     }
 
     /// Makes sure that the engine serves the sandbox with the policy of its record.
-    pub(super) async fn check_network(&self) -> Result<(), Error> {
+    pub(super) async fn check_network(&mut self) -> Result<(), Error> {
         let wanted = self.sandbox.record().network.generation;
         match self.app.net.stats(&self.sandbox.id).await? {
             Some(stats) if stats.generation == wanted => Ok(()),
             Some(_) => self.enforce_network().await,
-            None => self.attach_again().await,
+            None => self.replace_engine().await,
         }
     }
 
     /// Puts the policy of the record in force. Connections that it does not allow are reset when this returns.
-    pub(super) async fn enforce_network(&self) -> Result<(), Error> {
+    pub(super) async fn enforce_network(&mut self) -> Result<(), Error> {
         let network = self.sandbox.record().network;
         let (id, policy) = (&self.sandbox.id, network.policy());
         if self
@@ -119,7 +126,28 @@ impl SandboxOwner {
         {
             return Ok(());
         }
+        self.replace_engine().await
+    }
+
+    /// Attaches a sandbox whose engine is gone to the one that runs.
+    async fn replace_engine(&mut self) -> Result<(), Error> {
+        self.connections_lost = true;
+        // Before the guest has a network again: a connection that it opens then must not be broken.
+        self.break_connections().await;
         self.attach_again().await
+    }
+
+    /// Asks the agent to break connections that ended with an earlier engine. The new engine does not know them, so a
+    /// program that only waits for bytes would wait for ever. A guest that does not answer soon gets its network first;
+    /// a guest that is paused is asked when it goes on.
+    pub(super) async fn break_connections(&mut self) {
+        if !self.connections_lost || !self.sandbox.phase().answers() {
+            return;
+        }
+        self.connections_lost = false;
+        let asked = tokio::spawn(ask_to_break(Arc::clone(&self.sandbox)));
+        // The task goes on if the time is over.
+        let _ = tokio::time::timeout(SOON, asked).await;
     }
 
     /// Ends every connection of the guest after a roll-back: the sequence numbers of the guest are old.
@@ -131,6 +159,25 @@ impl SandboxOwner {
         if let Err(error) = self.app.net.reset(&self.sandbox.id).await {
             let error = crate::error::chain(&error);
             tracing::warn!(sandbox = %self.sandbox.id, error, "connections not reset");
+        }
+    }
+}
+
+async fn ask_to_break(sandbox: Arc<SandboxHandle>) {
+    let asked = async {
+        let client = sandbox.agent().await?;
+        let calls = client.by(agent_limits::answer());
+        let what = format!("sandbox {} could not break its connections", sandbox.id);
+        calls.reset_connections().await.map_err(Error::agent(what))
+    };
+    match asked.await {
+        Ok(report) => {
+            let count = report.connections_reset;
+            tracing::info!(sandbox = %sandbox.id, count, "connections of a lost engine broken");
+        }
+        // The agent may be older than this request, or replaced by the guest.
+        Err(error) => {
+            tracing::warn!(sandbox = %sandbox.id, error = error.chain(), "connections not broken");
         }
     }
 }

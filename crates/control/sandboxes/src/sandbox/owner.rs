@@ -102,6 +102,8 @@ pub struct SandboxOwner {
     pub(crate) ended: Option<Ended>,
     /// The record is in the database. False for a parent that is built: no restart finds it again.
     pub(crate) recorded: bool,
+    /// The engine that had the connections of the guest is gone, and the guest was not told.
+    pub(crate) connections_lost: bool,
 }
 
 /// Enters a sandbox and starts its owner.
@@ -182,6 +184,7 @@ impl SandboxOwner {
             lease,
             ended: None,
             recorded: false,
+            connections_lost: false,
         }
     }
 
@@ -354,6 +357,7 @@ impl SandboxOwner {
                     .change(Step::Resume, Command::Resume, StoredState::Running)
                     .await;
                 let _ = reply.send(result);
+                self.break_connections().await;
             }
             Ask::Counters(reply) => {
                 let _ = reply.send(self.counters().await);
@@ -372,7 +376,7 @@ impl SandboxOwner {
 
     /// Changes what users may set. New limits are in force before the record has them; a network policy is durable before
     /// it is in force.
-    async fn update(&self, changes: Changes) -> Result<(), Error> {
+    async fn update(&mut self, changes: Changes) -> Result<(), Error> {
         let changes = changes.resolved(&self.sandbox)?;
         if let Some(NetworkChange::Replace(policy)) = &changes.network {
             self.app.check_network(policy)?;

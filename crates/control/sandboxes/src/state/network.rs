@@ -23,6 +23,12 @@ pub struct LimitsRecord {
     pub connections: u32,
     pub new_per_second: u32,
     pub dns_per_second: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_mbit: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ingress_mbit: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_mib_total: Option<u32>,
 }
 
 impl Default for NetworkRecord {
@@ -52,6 +58,9 @@ impl NetworkRecord {
                 connections: limits.connections,
                 new_per_second: limits.new_per_second,
                 dns_per_second: limits.dns_per_second,
+                egress_mbit: limits.egress_mbit,
+                ingress_mbit: limits.ingress_mbit,
+                egress_mib_total: limits.egress_mib_total,
             }),
             generation,
         }
@@ -80,6 +89,9 @@ impl NetworkRecord {
                 connections: limits.connections,
                 new_per_second: limits.new_per_second,
                 dns_per_second: limits.dns_per_second,
+                egress_mbit: limits.egress_mbit,
+                ingress_mbit: limits.ingress_mbit,
+                egress_mib_total: limits.egress_mib_total,
             });
         Policy::new(mode, rules, limits).map_err(|error| error.to_string())
     }
@@ -94,6 +106,8 @@ mod tests {
         let rules = vec!["allow *.a.example:443".parse().unwrap()];
         let limits = NetLimits {
             connections: 3,
+            ingress_mbit: Some(20),
+            egress_mib_total: Some(7),
             ..NetLimits::default()
         };
         let policy = Policy::new(Mode::Custom, rules, limits).unwrap();

@@ -35,7 +35,7 @@ pub use limits::LimitArgs;
 pub use machine::MachineArgs;
 pub use man::ManArgs;
 pub use mcp::{McpArgs, McpClient, McpCommand, McpInstallArgs, ToolArgs};
-pub use network::{NetArgs, NetCommand, NetworkArgs};
+pub use network::{NetArgs, NetCommand, NetworkArgs, joined};
 pub use node::{GatewayArgs, NodeArgs, NodeCommand};
 pub use quickstart::QuickstartArgs;
 pub use sandbox::{

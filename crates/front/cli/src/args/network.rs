@@ -1,7 +1,9 @@
 //! Arguments about the network: `forkd net`, and the flags of `run`, `spawn` and `fork`.
 
+use std::str::FromStr;
+
 use clap::{Args, Subcommand};
-use forkd_api::{NetworkPolicy, NetworkRequest};
+use forkd_api::{NetworkLimits, NetworkPolicy, NetworkRequest};
 use forkd_types::{Mode, Rule};
 
 use super::DaemonArgs;
@@ -22,6 +24,56 @@ pub struct NetworkArgs {
     /// Deny a destination, such as public:25; repeatable
     #[arg(long, value_name = "DESTINATION", value_parser = deny)]
     pub deny: Vec<Rule>,
+    /// Limit the network, such as egress_mbit=100, ingress_mbit=200, connections=64 or egress_mib_total=1000;
+    /// repeatable
+    #[arg(long, value_name = "LIMIT=NUMBER", requires = "net")]
+    pub net_limit: Vec<NetLimit>,
+}
+
+/// A limit on the network and its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetLimit(NetworkLimits);
+
+impl FromStr for NetLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, value) = text
+            .split_once('=')
+            .ok_or_else(|| format!("{text:?} is not of the form LIMIT=NUMBER"))?;
+        let value = value
+            .parse()
+            .map_err(|_| format!("{value:?} is not a whole number"))?;
+        let mut limits = NetworkLimits::default();
+        let place = match name {
+            "connections" => &mut limits.connections,
+            "new_per_second" => &mut limits.new_per_second,
+            "dns_per_second" => &mut limits.dns_per_second,
+            "egress_mbit" => &mut limits.egress_mbit,
+            "ingress_mbit" => &mut limits.ingress_mbit,
+            "egress_mib_total" => &mut limits.egress_mib_total,
+            _ => {
+                return Err(format!(
+                    "{name:?} is no limit: connections, new_per_second, dns_per_second, egress_mbit, ingress_mbit or egress_mib_total"
+                ));
+            }
+        };
+        *place = Some(value);
+        Ok(Self(limits))
+    }
+}
+
+/// All limits in one; a later one replaces an earlier one of its name.
+pub fn joined(limits: &[NetLimit]) -> NetworkLimits {
+    let join = |all: NetworkLimits, NetLimit(one): &NetLimit| NetworkLimits {
+        connections: one.connections.or(all.connections),
+        new_per_second: one.new_per_second.or(all.new_per_second),
+        dns_per_second: one.dns_per_second.or(all.dns_per_second),
+        egress_mbit: one.egress_mbit.or(all.egress_mbit),
+        ingress_mbit: one.ingress_mbit.or(all.ingress_mbit),
+        egress_mib_total: one.egress_mib_total.or(all.egress_mib_total),
+    };
+    limits.iter().fold(NetworkLimits::default(), join)
 }
 
 fn allow(text: &str) -> Result<Rule, String> {
@@ -51,7 +103,7 @@ impl NetworkArgs {
         Some(NetworkRequest::Policy(NetworkPolicy {
             mode: mode.to_string(),
             rules: rules.map(ToString::to_string).collect(),
-            ..NetworkPolicy::default()
+            limits: joined(&self.net_limit),
         }))
     }
 }
@@ -120,6 +172,15 @@ pub enum NetCommand {
         #[arg(required = true, value_name = "DESTINATION", value_parser = deny)]
         rules: Vec<Rule>,
     },
+    /// Change limits on the network of a sandbox; 0 lifts a rate or a total
+    Limit {
+        /// ID of the sandbox
+        id: String,
+        /// Limits, such as egress_mbit=100, ingress_mbit=200, connections=64, new_per_second=50, dns_per_second=20 or
+        /// egress_mib_total=1000
+        #[arg(required = true, value_name = "LIMIT=NUMBER")]
+        limits: Vec<NetLimit>,
+    },
     /// Print denied and ended connections with the reason of the verdict
     Log {
         /// ID of the sandbox
@@ -150,6 +211,7 @@ mod tests {
             net: mode,
             allow: rules(allowed, allow),
             deny: rules(denied, deny),
+            net_limit: Vec::new(),
         }
         .request()
     }

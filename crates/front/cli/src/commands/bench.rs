@@ -38,7 +38,8 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> CliResult {
 /// Whether the benchmark runs guests. `--help` never does.
 fn needs_guests(args: &[String]) -> bool {
     let help = |arg: &String| matches!(arg.as_str(), "-h" | "--help" | "help");
-    args.first().is_some_and(|name| name != "primitives") && !args.iter().any(help)
+    let without = |name: &String| matches!(name.as_str(), "primitives" | "net");
+    args.first().is_some_and(|name| !without(name)) && !args.iter().any(help)
 }
 
 fn in_machine() -> Result<bool, CliError> {

@@ -1,11 +1,11 @@
 //! `forkd net`: shows and changes the network of a sandbox.
 
-use forkd_api::{FlowEntry, FlowInfo, NetworkInfo, NetworkRequest, UpdateNetwork};
+use forkd_api::{FlowEntry, FlowInfo, NetworkInfo, NetworkLimits, NetworkRequest, UpdateNetwork};
 use forkd_rest_client::Client;
 use forkd_types::{Mode, Rule};
 use serde::Serialize;
 
-use crate::args::{NetArgs, NetCommand, NetworkArgs};
+use crate::args::{NetArgs, NetCommand, NetworkArgs, joined};
 use crate::daemon::{block_on, connect, failed};
 use crate::error::{CliError, CliResult, Exit};
 use crate::signals::Stop;
@@ -37,6 +37,7 @@ pub fn run(args: NetArgs, ui: &Ui) -> CliResult {
                     net: mode,
                     allow,
                     deny,
+                    net_limit: Vec::new(),
                 };
                 // clap demands a mode or a rule.
                 let none = NetworkRequest::Mode(Mode::None.to_string());
@@ -52,6 +53,14 @@ pub fn run(args: NetArgs, ui: &Ui) -> CliResult {
                 edit(&client, &id, mode, &rules, json, ui).await
             }
             NetCommand::Deny { id, rules } => edit(&client, &id, None, &rules, json, ui).await,
+            NetCommand::Limit { id, limits } => {
+                let request = UpdateNetwork {
+                    limits: joined(&limits),
+                    ..UpdateNetwork::default()
+                };
+                let set = client.edit_network(&id, &request).await.map_err(failed)?;
+                changed(&set, json, ui)
+            }
             NetCommand::Log { id, follow, denied } => {
                 let mut stop = Stop::listen()?;
                 tokio::select! {
@@ -121,10 +130,27 @@ fn describe(info: &NetworkInfo, ui: &Ui) -> std::io::Result<()> {
     for rule in &info.floor {
         ui.line(format_args!("operator   {rule}"))?;
     }
+    for (name, value) in given(&info.policy.limits) {
+        ui.line(format_args!("limit      {name}={value}"))?;
+    }
     if !info.attached {
         ui.line("engine     does not serve this sandbox: nothing is reachable")?;
     }
     Ok(())
+}
+
+/// The limits that differ from their defaults.
+fn given(limits: &NetworkLimits) -> impl Iterator<Item = (&'static str, u32)> {
+    let all = [
+        ("connections", limits.connections),
+        ("new_per_second", limits.new_per_second),
+        ("dns_per_second", limits.dns_per_second),
+        ("egress_mbit", limits.egress_mbit),
+        ("ingress_mbit", limits.ingress_mbit),
+        ("egress_mib_total", limits.egress_mib_total),
+    ];
+    all.into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
 }
 
 async fn edit(
@@ -138,7 +164,7 @@ async fn edit(
     let request = UpdateNetwork {
         mode,
         add: rules.iter().map(ToString::to_string).collect(),
-        remove: Vec::new(),
+        ..UpdateNetwork::default()
     };
     let info = client.edit_network(id, &request).await.map_err(failed)?;
     changed(&info, json, ui)

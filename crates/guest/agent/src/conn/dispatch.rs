@@ -86,6 +86,10 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
             agent.may_change_machine()?;
             ok(net::configure(&network))
         }
+        Request::ResetConnections => {
+            agent.may_change_machine()?;
+            ok(Ok(identity::reset_connections()))
+        }
         Request::Quiesce(quiesce) => ok(quiesce::quiesce(agent, &quiesce).await),
         Request::Freeze(freeze) => ok(agent.freeze(freeze).await),
         Request::Thaw => ok(agent.thaw()),

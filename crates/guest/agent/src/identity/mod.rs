@@ -14,7 +14,7 @@ pub use names::keep_in_memory;
 
 use std::time::{Duration, Instant};
 
-use forkd_guest_proto::{AgentError, IdentityReport, IdentityRequest, Reset};
+use forkd_guest_proto::{AgentError, IdentityReport, IdentityRequest, Reset, ResetReport};
 use rustix::time::ClockId;
 
 use crate::agent::{Agent, Role, run_directory};
@@ -54,6 +54,14 @@ pub async fn apply(agent: &Agent, request: IdentityRequest) -> Result<IdentityRe
     report.unix_ns = Some(clock::now(ClockId::Realtime));
     report.took_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(report)
+}
+
+/// Breaks every connection to elsewhere. For a guest whose network engine was replaced: no peer would end connections
+/// on which the guest only waits.
+pub fn reset_connections() -> ResetReport {
+    ResetReport {
+        connections_reset: connections::reset_inherited(),
+    }
 }
 
 /// A request that makes sense.

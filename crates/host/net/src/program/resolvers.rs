@@ -1,13 +1,21 @@
 //! The name servers of the host.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 /// The most name servers that are asked, as in the C library.
 const MAX: usize = 3;
 
-/// The name servers in `/etc/resolv.conf`; none if the file cannot be read.
-pub fn read_resolvers() -> Vec<SocketAddr> {
-    parse(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
+/// The list of name servers.
+pub const LIST: &str = "/etc/resolv.conf";
+
+/// The name servers in the list of the host. A host without a list has none.
+pub fn read_resolvers() -> io::Result<Vec<SocketAddr>> {
+    match std::fs::read_to_string(LIST) {
+        Ok(text) => Ok(parse(&text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 fn parse(text: &str) -> Vec<SocketAddr> {

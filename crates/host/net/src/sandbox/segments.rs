@@ -10,10 +10,11 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
+use super::local::Service;
 use super::{Context, Key, Sandbox, Slot, millis};
 use crate::peek::{self, Peeked};
 use crate::policy::{Decision, Said};
-use crate::tcp::{GuestTcp, HostSocket, Moved, Relay, Smoltcp, relay};
+use crate::tcp::{GuestTcp, HostSocket, Moved, Relay, Smoltcp, TURN, relay};
 use crate::wire::{self, Segment};
 
 const CONNECT_TIME: Duration = Duration::from_secs(30);
@@ -34,6 +35,8 @@ pub struct TcpFlow {
     phase: Phase,
     claim: Option<Claim>,
     pinned: Option<DomainName>,
+    /// The flow waits for the rate of the sandbox.
+    waits: bool,
 }
 
 enum Phase {
@@ -113,7 +116,7 @@ impl TcpFlow {
 }
 
 /// Starts to connect a host socket.
-fn dial(to: SocketAddr) -> Result<OwnedFd, Errno> {
+pub(super) fn dial(to: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = match to.ip() {
         IpAddr::V4(_) => AddressFamily::INET,
         IpAddr::V6(_) => AddressFamily::INET6,
@@ -146,8 +149,14 @@ impl Sandbox {
         };
         let known = self.flows.get(&key).copied();
         match known {
+            Some(slot) if matches!(self.slots.get(slot as usize), Some(Slot::Local(_))) => {
+                self.continue_local(slot, segment, cx);
+            }
             Some(slot) => self.continue_tcp(slot, segment, cx),
-            None if segment.syn && !segment.ack && !segment.rst => self.open_tcp(key, segment, cx),
+            None if segment.syn && !segment.ack && !segment.rst => match Service::at(&key) {
+                Some(service) => self.open_local(key, service, segment, cx),
+                None => self.open_tcp(key, segment, cx),
+            },
             None => {
                 // A connection of before a fork, a roll-back or a restart.
                 self.counters.resets += 1;
@@ -160,6 +169,7 @@ impl Sandbox {
         let pinned = self.pinned(key.to, cx.now);
         let verdict = match self.decide(key, Said::NotYet, cx) {
             Decision::Deny(reason) => Err(reason),
+            _ if self.bytes.is_over(self.counters.bytes_up) => Err(Reason::Quota),
             Decision::Allow(_) | Decision::Undecided
                 if self.tcp_flows >= self.policy.limits().connections
                     || !self.new_flows.take(cx.now) =>
@@ -189,6 +199,7 @@ impl Sandbox {
                 phase: Phase::Connecting { syn, mss },
                 claim: None,
                 pinned: pinned.clone(),
+                waits: false,
             })
         });
         let occupied = opened.and_then(|flow| {
@@ -300,8 +311,7 @@ impl Sandbox {
 
     /// Breaks a connection of either phase, and records why.
     pub(super) fn cut(&mut self, slot: u32, reason: Reason, cx: &mut Context<'_>) {
-        let mac = self.mac;
-        let Some(Slot::Tcp(flow)) = self.slots.get_mut(slot as usize) else {
+        let Some(Slot::Tcp(flow)) = self.slots.get(slot as usize) else {
             self.close(slot, cx);
             return;
         };
@@ -310,15 +320,22 @@ impl Sandbox {
             return;
         }
         let (key, name) = (flow.key, flow.name().map(|name| name.to_string()));
+        self.break_tcp(slot, cx);
+        self.close(slot, cx);
+        self.note_denied(key, name, reason, cx);
+    }
+
+    /// Sends a reset to both ends of a connection. The flow itself stays until it is closed.
+    pub(super) fn break_tcp(&mut self, slot: u32, cx: &Context<'_>) {
+        let mac = self.mac;
+        let Some(Slot::Tcp(flow)) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
         if let Some(guest) = flow.guest() {
             guest.abort();
             guest.poll(&mut self.out, mac, cx.now);
         }
-        if let Some(Slot::Tcp(flow)) = self.slots.get(slot as usize) {
-            flow.break_host_socket();
-        }
-        self.close(slot, cx);
-        self.note_denied(key, name, reason, cx);
+        flow.break_host_socket();
     }
 
     /// Moves bytes, sends what is due, and ends the connection if both sides did.
@@ -333,24 +350,45 @@ impl Sandbox {
         let Phase::Open { guest } = &mut flow.phase else {
             return;
         };
-        let before = flow.moved;
-        let relayed = relay(guest.as_mut(), &mut flow.host, &mut flow.moved);
+        let allowed = self.bytes.turn(self.counters.bytes_up, cx.now);
+        let (relayed, moved) = relay(guest.as_mut(), &mut flow.host, allowed);
         guest.poll(&mut self.out, mac, cx.now);
-        self.counters.bytes_up += flow.moved.up - before.up;
-        self.counters.bytes_down += flow.moved.down - before.down;
+        flow.moved.add(moved);
+        self.counters.bytes_up += moved.up;
+        self.counters.bytes_down += moved.down;
+        self.bytes.spent(moved);
         let closed = guest.is_closed();
+        let over = self.bytes.is_over(self.counters.bytes_up) && guest.has_bytes();
         match relayed {
             Relay::Done => self.close(slot, cx),
             Relay::Broken => {
                 flow.break_host_socket();
                 self.close(slot, cx);
             }
+            _ if over => self.cut(slot, Reason::Quota, cx),
             // Polling may have sent the last segment.
             Relay::Waiting if closed => self.busy.push(slot),
+            Relay::Busy if allowed.up < TURN || allowed.down < TURN => {
+                if !std::mem::replace(&mut flow.waits, true) {
+                    self.counters.limited += 1;
+                    self.bytes.wait(slot, cx.now);
+                }
+            }
             Relay::Busy => self.busy.push(slot),
             Relay::Waiting if !self.out.is_open() => self.busy.push(slot),
             Relay::Waiting => {}
         }
+    }
+
+    /// Serves flows that waited for a rate, and first the one that waited longest.
+    pub(super) fn serve_waiting(&mut self, cx: &mut Context<'_>) {
+        for slot in self.bytes.due(cx.now) {
+            if let Some(Slot::Tcp(flow)) = self.slots.get_mut(slot as usize) {
+                flow.waits = false;
+                self.serve_tcp(slot, cx);
+            }
+        }
+        self.bytes.served(cx.now);
     }
 
     /// Looks at the first bytes if the verdict depends on them. False if the flow is not open.

@@ -1,6 +1,7 @@
 //! The engine as a program, with a TCP stack in memory as guest and servers on the loopback interface as world.
 
 mod rig;
+mod world;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -160,9 +161,8 @@ fn connections_from_before_a_reset_get_a_reset() {
     engine.done(NetCommand::Reset {
         id: "sb-1".parse().unwrap(),
     });
-    guest.socket(socket).send_slice(b"x").unwrap();
+    // The guest only waits, and hears of the end all the same.
     guest.run_until(socket, |tcp| tcp.state() == State::Closed);
-    assert_eq!(engine.stats("sb-1").counters.resets, 1);
 
     // A child has the source's connection and a pair of its own.
     let source = open(&mut guest, port);
@@ -357,4 +357,232 @@ fn a_guest_that_breaks_its_connection_breaks_the_servers() {
     guest.poll();
     let error = stream.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// The policy that opens the host under these limits.
+fn limited(limits: forkd_types::NetLimits) -> Policy {
+    Policy::new(Mode::Custom, vec!["allow host".parse().unwrap()], limits).unwrap()
+}
+
+/// Sends bytes to an echo server and returns how many came back before the connection ended or all were back.
+fn echo(guest: &mut Guest, port: u16, count: usize) -> usize {
+    let socket = guest.connect(LOOPBACK, port);
+    guest.run_until(socket, |tcp| tcp.may_send());
+    let sent = vec![7; count];
+    let (mut written, mut got) = (0, 0);
+    guest.run_until(socket, |tcp| {
+        if written < sent.len() && tcp.may_send() {
+            written += tcp.send_slice(&sent[written..]).unwrap();
+        }
+        while tcp.can_recv() {
+            tcp.recv(|bytes| (bytes.len(), got += bytes.len())).unwrap();
+        }
+        got == count || tcp.state() == State::Closed
+    });
+    got
+}
+
+#[test]
+fn a_rate_slows_flows_down_and_can_be_lifted_live() {
+    let engine = Engine::start(&[]);
+    let port = echo_server();
+    let limits = forkd_types::NetLimits {
+        egress_mbit: Some(40),
+        ingress_mbit: Some(80),
+        ..Default::default()
+    };
+    let mut guest = engine.attach("sb-1", &limited(limits));
+    let start = std::time::Instant::now();
+    assert_eq!(echo(&mut guest, port, 2_000_000), 2_000_000);
+    // 5 MB a second after a burst of 250 kB: it cannot have been faster.
+    let least = std::time::Duration::from_millis(300);
+    assert!(start.elapsed() > least, "{:?}", start.elapsed());
+    let counters = engine.stats("sb-1").counters;
+    assert!(counters.limited > 0, "{counters:?}");
+    engine.done(NetCommand::SetPolicy {
+        id: "sb-1".parse().unwrap(),
+        policy: limited(Default::default()),
+        generation: 2,
+    });
+    assert_eq!(echo(&mut guest, port, 2_000_000), 2_000_000);
+    assert_eq!(engine.stats("sb-1").counters.limited, counters.limited);
+}
+
+#[test]
+fn flows_share_a_rate() {
+    let engine = Engine::start(&[]);
+    let port = echo_server();
+    let limits = forkd_types::NetLimits {
+        egress_mbit: Some(40),
+        ..Default::default()
+    };
+    let mut guest = engine.attach("sb-1", &limited(limits));
+    let sockets: Vec<_> = (0..3).map(|_| open(&mut guest, port)).collect();
+    let mut moved = [0usize; 3];
+    let sent = vec![1; 65536];
+    let start = std::time::Instant::now();
+    // Each flow sends as much as it can until one has sent a megabyte.
+    while moved.iter().max().unwrap() < &1_000_000 {
+        guest.poll();
+        for (socket, moved) in sockets.iter().zip(&mut moved) {
+            let tcp = guest.socket(*socket);
+            *moved += tcp.send_slice(&sent).unwrap();
+            while tcp.can_recv() {
+                tcp.recv(|bytes| (bytes.len(), ())).unwrap();
+            }
+        }
+        assert!(start.elapsed().as_secs() < 60, "{moved:?}");
+    }
+    assert!(moved.iter().all(|bytes| *bytes > 500_000), "{moved:?}");
+}
+
+#[test]
+fn a_total_of_bytes_ends_flows_and_refuses_new_ones() {
+    let engine = Engine::start(&[]);
+    let port = echo_server();
+    let limits = forkd_types::NetLimits {
+        egress_mib_total: Some(1),
+        ..Default::default()
+    };
+    let mut guest = engine.attach("sb-1", &limited(limits));
+    assert!(echo(&mut guest, port, 2 << 20) < 2 << 20);
+    assert_eq!(engine.stats("sb-1").counters.bytes_up, 1 << 20);
+    let socket = guest.connect(LOOPBACK, port);
+    guest.run_until(socket, |tcp| tcp.state() == State::Closed);
+    guest.send_datagram(LOOPBACK, 9, b"x");
+    assert_eq!(guest.receive_datagram(), None);
+    let reasons: Vec<Reason> = engine
+        .log("sb-1")
+        .iter()
+        .map(|entry| entry.reason)
+        .collect();
+    assert_eq!(
+        reasons
+            .iter()
+            .filter(|reason| **reason == Reason::Quota)
+            .count(),
+        3
+    );
+    // A larger total opens the network again.
+    let limits = forkd_types::NetLimits {
+        egress_mib_total: Some(4),
+        ..Default::default()
+    };
+    engine.done(NetCommand::SetPolicy {
+        id: "sb-1".parse().unwrap(),
+        policy: limited(limits),
+        generation: 2,
+    });
+    assert_eq!(echo(&mut guest, port, 1 << 20), 1 << 20);
+}
+
+/// A name server over UDP and TCP with answers that fit into no datagram.
+fn long_name_server() -> std::net::SocketAddr {
+    let (tcp, udp) = loop {
+        let tcp = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()) {
+            break (tcp, udp);
+        }
+    };
+    let at = tcp.local_addr().unwrap();
+    let answer = |question: &[u8]| {
+        let mut answer = Message::from_vec(question).unwrap().into_response();
+        let name = answer.queries[0].name().clone();
+        for last in 1..=200 {
+            let address = rdata::A(Ipv4Addr::new(198, 51, 100, last));
+            answer.add_answer(Record::from_rdata(name.clone(), 5, RData::A(address)));
+        }
+        answer
+    };
+    thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        while let Ok((len, from)) = udp.recv_from(&mut buffer) {
+            let mut short = answer(&buffer[..len]).truncate();
+            short.metadata.truncation = true;
+            udp.send_to(&short.to_vec().unwrap(), from).unwrap();
+        }
+    });
+    thread::spawn(move || {
+        for mut stream in tcp.incoming().flatten() {
+            let mut len = [0; 2];
+            stream.read_exact(&mut len).unwrap();
+            let mut question = vec![0; usize::from(u16::from_be_bytes(len))];
+            stream.read_exact(&mut question).unwrap();
+            let bytes = answer(&question).to_vec().unwrap();
+            let len = u16::try_from(bytes.len()).unwrap();
+            stream.write_all(&len.to_be_bytes()).unwrap();
+            stream.write_all(&bytes).unwrap();
+        }
+    });
+    at
+}
+
+#[test]
+fn long_answers_come_over_tcp() {
+    let engine = Engine::start(&[long_name_server()]);
+    let rules = ["allow good.example:443"];
+    let mut guest = engine.attach("sb-1", &policy(Mode::Custom, &rules));
+    assert!(ask(&mut guest, "good.example.").metadata.truncation);
+    // Any server is answered by the resolver, and two questions share a connection.
+    let socket = guest.connect(Ipv4Addr::new(8, 8, 8, 8), 53);
+    guest.run_until(socket, |tcp| tcp.may_send());
+    for name in ["evil.example.", "good.example."] {
+        let mut message = Message::query();
+        message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+        let bytes = message.to_vec().unwrap();
+        let len = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+        let tcp = guest.socket(socket);
+        tcp.send_slice(&[&len[..], &bytes].concat()).unwrap();
+    }
+    let mut got = Vec::new();
+    let mut answers = Vec::new();
+    guest.run_until(socket, |tcp| {
+        while tcp.can_recv() {
+            tcp.recv(|bytes| (bytes.len(), got.extend_from_slice(bytes)))
+                .unwrap();
+        }
+        while got.len() > 2 {
+            let len = usize::from(u16::from_be_bytes([got[0], got[1]]));
+            if got.len() < 2 + len {
+                break;
+            }
+            answers.push(Message::from_vec(&got[2..2 + len]).unwrap());
+            got.drain(..2 + len);
+        }
+        answers.len() == 2
+    });
+    assert_eq!(answers[0].metadata.response_code, ResponseCode::NXDomain);
+    assert_eq!(answers[1].answers.len(), 200);
+    guest.socket(socket).close();
+    guest.run_until(socket, |tcp| {
+        matches!(tcp.state(), State::TimeWait | State::Closed)
+    });
+}
+
+#[test]
+fn a_guest_can_read_why_it_was_denied() {
+    let engine = Engine::start(&[]);
+    let mut guest = engine.attach("sb-1", &Policy::none());
+    let denied = guest.connect(Ipv4Addr::new(198, 51, 100, 7), 443);
+    guest.run_until(denied, |tcp| tcp.state() == State::Closed);
+    let page = guest.connect(Ipv4Addr::new(10, 42, 0, 1), 80);
+    guest.run_until(page, |tcp| tcp.may_send());
+    let request = b"GET /denied HTTP/1.1\r\nhost: 10.42.0.1\r\n\r\n";
+    guest.socket(page).send_slice(request).unwrap();
+    let mut got = Vec::new();
+    guest.run_until(page, |tcp| {
+        while tcp.can_recv() {
+            tcp.recv(|bytes| (bytes.len(), got.extend_from_slice(bytes)))
+                .unwrap();
+        }
+        !tcp.may_recv()
+    });
+    let text = String::from_utf8(got).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    assert!(
+        body.contains(r#""address":"198.51.100.7","port":443"#),
+        "{body}"
+    );
+    assert!(body.contains("the network mode none"), "{body}");
 }

@@ -36,8 +36,21 @@ pub struct Engine {
 
 impl Engine {
     pub fn start(resolvers: &[SocketAddr]) -> Self {
+        Self::start_with(&[], resolvers)
+    }
+
+    /// Starts the engine through another program, which takes the engine as its last argument.
+    pub fn start_with(before: &[&str], resolvers: &[SocketAddr]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_forkd-net"));
+        let engine = env!("CARGO_BIN_EXE_forkd-net");
+        let mut command = match before {
+            [] => Command::new(engine),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(engine);
+                command
+            }
+        };
         command.arg("--socket").arg(folder.path().join("net.sock"));
         for resolver in resolvers {
             command.arg("--resolver").arg(resolver.to_string());
@@ -277,7 +290,9 @@ impl Guest {
         let mut ip = Ipv4Packet::new_unchecked(&mut frame[wire::HEADERS..]);
         ip.set_src_addr(wire::GUEST);
         ip.set_dst_addr(to);
-        rustix::io::write(&self.link.socket, &frame).unwrap();
+        while rustix::io::write(&self.link.socket, &frame) == Err(rustix::io::Errno::AGAIN) {
+            self.poll();
+        }
     }
 
     /// The next datagram for the guest; `None` if an ICMP error came.

@@ -73,7 +73,7 @@ impl Prison {
 }
 
 /// An error and its causes in one line.
-fn reason(error: &JailError) -> String {
+pub(super) fn reason(error: &JailError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

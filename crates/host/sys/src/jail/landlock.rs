@@ -53,6 +53,25 @@ pub fn confine_paths(readable: &[&Path], writable: &[&Path]) -> Result<Confined,
     judge(files_only().and_then(|ruleset| restrict(ruleset, readable, writable)))
 }
 
+/// Denies the calling thread, and those it starts, every path, every TCP port to listen on, signals to others and
+/// abstract sockets. It may read files below `readable` and connect to any address.
+pub(super) fn deny_all_but_reading(readable: &[&Path]) -> Result<Confined, JailError> {
+    let read: BitFlags<AccessFs> = AccessFs::ReadFile.into();
+    let restricted = no_listening()
+        .and_then(|ruleset| allow(ruleset, readable, read))
+        .and_then(RulesetCreated::restrict_self);
+    judge(restricted)
+}
+
+fn no_listening() -> Result<RulesetCreated, RulesetError> {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::BindTcp)?
+        .scope(Scope::from_all(NEWEST))?
+        .create()
+}
+
 fn restrict(
     mut ruleset: RulesetCreated,
     readable: &[&Path],

@@ -50,8 +50,13 @@ pub async fn checks(args: &DaemonArgs) -> Vec<Check> {
     });
     match in_time(client.status()).await {
         Ok(status) => {
-            checks.push(isolation(&status.isolation));
+            checks.push(isolation("isolation", &status.isolation));
             checks.extend(status.network.as_ref().map(network));
+            let engine = status
+                .network
+                .as_ref()
+                .and_then(|network| network.isolation.as_ref());
+            checks.extend(engine.map(|walls| isolation("network engine", walls)));
         }
         Err(problem) => checks.push(Check::warn(
             "isolation",
@@ -148,11 +153,11 @@ fn fits(version: &Version) -> Check {
     }
 }
 
-/// The walls around every sandbox.
-fn isolation(isolation: &Isolation) -> Check {
+/// The walls around every sandbox, or around the network engine.
+fn isolation(name: &'static str, isolation: &Isolation) -> Check {
     let standing = isolation.walls.join(", ");
     if isolation.missing.is_empty() {
-        return Check::pass("isolation", standing);
+        return Check::pass(name, standing);
     }
     let missing: Vec<String> = isolation
         .missing
@@ -163,7 +168,7 @@ fn isolation(isolation: &Isolation) -> Check {
         })
         .collect();
     Check::warn(
-        "isolation",
+        name,
         format!("{standing}; missing: {}", missing.join(", ")),
         "run the daemon as root, by its systemd unit, on a host with cgroup v2",
     )

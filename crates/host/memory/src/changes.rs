@@ -6,11 +6,11 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use forkd_sys::{PageRange, Pagemap, TrackError, WriteTracker};
 
-use crate::{GuestRam, MemoryError, PAGE_SIZE, PageSet};
+use crate::{GuestRam, ImageLayers, MemoryError, PAGE_SIZE, PageSet};
 
 /// How many pages are marked by one call while the VM runs: 8 MiB.
 const MARKED_AT_ONCE: u64 = 2048;
@@ -115,6 +115,46 @@ impl GuestRam {
                 range.count * PAGE_SIZE,
                 libc::MADV_DONTNEED,
             )?;
+        }
+        Ok(())
+    }
+
+    /// Maps a file that has page N at offset N pages over pages, copy-on-write: they read as the file from now on. A
+    /// [`WriteTracker`] does not follow the new mappings.
+    ///
+    /// No vCPU and no device may run meanwhile.
+    pub fn map_file(&self, file: BorrowedFd<'_>, pages: &PageSet) -> Result<(), MemoryError> {
+        for range in pages.ranges() {
+            let (_, len) = self.place(*range)?;
+            let offset = range.first * PAGE_SIZE;
+            self.map_fixed(offset, len, Some((file, offset)))?;
+        }
+        Ok(())
+    }
+
+    /// Maps pages as they were mapped first: they read as the image, or as zero without one. A [`WriteTracker`] does not
+    /// follow the new mappings.
+    ///
+    /// No vCPU and no device may run meanwhile.
+    pub fn map_as_started(&self, pages: &PageSet) -> Result<(), MemoryError> {
+        for range in pages.ranges() {
+            let (_, len) = self.place(*range)?;
+            // The image may leave pages out.
+            self.map_fixed(range.first * PAGE_SIZE, len, None)?;
+            let extents = self.image().map_or(&[][..], |image| image.map().extents());
+            for extent in extents {
+                let (start, from) = (u64::from(extent.first), u64::from(extent.layer_first));
+                let first = range.first.max(start);
+                let end = range.end().min(start + u64::from(extent.count));
+                let layer = self.image().map(ImageLayers::layers);
+                if let Some(file) = layer.and_then(|all| all.get(extent.layer as usize))
+                    && first < end
+                {
+                    let at = (from + first - start) * PAGE_SIZE;
+                    let len = (end - first) * PAGE_SIZE;
+                    self.map_fixed(first * PAGE_SIZE, len, Some((file.as_fd(), at)))?;
+                }
+            }
         }
         Ok(())
     }

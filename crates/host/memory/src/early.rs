@@ -6,15 +6,11 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use forkd_sys::PageRange;
 
-use crate::writer::is_zero;
 use crate::{GuestRam, PAGE_SIZE, PageSet, WriteReport};
-
-/// Pages that are copied at once. The copy fits into the caches of a processor.
-const AT_ONCE: u64 = 64;
 
 /// The pages that a file has already.
 #[derive(Debug, Default)]
@@ -89,53 +85,65 @@ fn copy_range(
     if range.end() > u64::from(ram.layout().pages()) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut buffer = vec![0u8; (AT_ONCE.min(range.count) * PAGE_SIZE) as usize];
+    if !skip_zero {
+        write_pages(ram, file, range)?;
+        return Ok(0);
+    }
     let mut zeroes = 0;
     let mut first = range.first;
-    while first < range.end() {
-        let count = AT_ONCE.min(range.end() - first);
-        let Some(piece) = buffer.get_mut(..(count * PAGE_SIZE) as usize) else {
-            break;
-        };
-        // SAFETY: the pages lie inside guest RAM, checked above, which stays mapped. The guest may write them at the
-        // same time, so the copy may be torn; it is bytes, and every value of them is valid.
-        unsafe {
-            let from = ram.base().as_ptr().add((first * PAGE_SIZE) as usize);
-            std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len());
+    for page in range.first..range.end() {
+        if is_zero_now(ram, page) {
+            write_pages(ram, file, run(first, page))?;
+            first = page + 1;
+            zeroes += 1;
         }
-        let mut page = 0;
-        for run in piece
-            .chunks(PAGE_SIZE as usize)
-            .map(|page| skip_zero && is_zero(page))
-            .collect::<Vec<_>>()
-            .chunk_by(|one, other| one == other)
-        {
-            let (start, len) = (page * PAGE_SIZE, run.len() as u64 * PAGE_SIZE);
-            page += run.len() as u64;
-            if run.first() == Some(&true) {
-                zeroes += run.len() as u64;
-                continue;
-            }
-            let bytes = piece
-                .get(start as usize..(start + len) as usize)
-                .unwrap_or_default();
-            write_all(file, bytes, first * PAGE_SIZE + start)?;
-        }
-        first += count;
     }
+    write_pages(ram, file, run(first, range.end()))?;
     Ok(zeroes)
 }
 
-fn write_all(file: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::pwrite(file, bytes, offset) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(n) => {
-                offset += n as u64;
-                bytes = bytes.get(n..).unwrap_or_default();
+fn run(first: u64, end: u64) -> PageRange {
+    let count = end - first;
+    PageRange { first, count }
+}
+
+/// Whether a page is zero while it is read. The guest may write it at the same time.
+fn is_zero_now(ram: &GuestRam, page: u64) -> bool {
+    const WORDS: usize = PAGE_SIZE as usize / size_of::<u64>();
+    // SAFETY: the caller has checked that the page lies inside guest RAM, which stays mapped, and a page is aligned for
+    // words. No reference to the page exists, and each word is read once.
+    let word = |at: usize| unsafe {
+        let page = ram.base().as_ptr().add((page * PAGE_SIZE) as usize);
+        page.cast::<u64>().add(at).read_volatile()
+    };
+    (0..WORDS)
+        .step_by(8)
+        .all(|at| (at..at + 8).fold(0, |all, at| all | word(at)) == 0)
+}
+
+/// Writes pages straight from guest memory. The guest may write them at the same time, so the copy may be torn.
+fn write_pages(ram: &GuestRam, file: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
+    let (mut at, end) = (range.first * PAGE_SIZE, range.end() * PAGE_SIZE);
+    while at < end {
+        // SAFETY: the caller has checked that the pages lie inside guest RAM, which stays mapped. Only the kernel reads
+        // them, as bytes.
+        let got = unsafe {
+            libc::pwrite(
+                file.as_raw_fd(),
+                ram.base().as_ptr().add(at as usize).cast(),
+                (end - at) as usize,
+                at as libc::off_t,
+            )
+        };
+        match got {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            1.. => at += got as u64,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
             }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
         }
     }
     Ok(())

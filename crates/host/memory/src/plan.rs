@@ -20,6 +20,9 @@ const FEW_RANGES: usize = 64;
 const MANY_RANGES: usize = 1024;
 /// Gaps may always add this many pages.
 const SOME_PAGES: u64 = 256;
+/// Gaps may add one page to this many changed ones. A page of a gap is brought in, copied and, for a tag, hashed and
+/// written to disk. That takes longer than a mapping, unless the cut has many children.
+const OWN_PER_GAP: u64 = 4;
 
 /// The pages to look at, in order. Zero pages become holes of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,7 +51,7 @@ pub fn plan_full(private: Vec<PageRange>, image: Option<&ImageLayers>) -> WriteP
 }
 
 /// The private pages and the gaps between them. Each range costs every child of the cut a mapping, so the
-/// smallest gaps are filled until few ranges are left or the gaps have as many pages as the ranges.
+/// smallest gaps are filled until few ranges are left or the gaps have too many pages.
 pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
     let ranges = join(private, 0);
     let own: u64 = ranges.iter().map(|range| range.count).sum();
@@ -62,7 +65,7 @@ pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
     let (mut left, mut filled) = (ranges.len(), 0);
     let mut joined = vec![false; ranges.len()];
     for (gap, after) in gaps {
-        let dear = filled + gap > own.max(SOME_PAGES);
+        let dear = filled + gap > (own / OWN_PER_GAP).max(SOME_PAGES);
         if left <= FEW_RANGES || (dear && left <= MANY_RANGES) {
             break;
         }
@@ -221,16 +224,18 @@ mod tests {
     fn many_ranges_are_joined_over_small_gaps() {
         let private: Vec<_> = (0..4000).map(|n| range(n * 2, 1)).collect();
         let plan = plan_changed(private);
-        assert_eq!(plan.ranges.len(), FEW_RANGES);
+        assert_eq!(plan.ranges.len(), MANY_RANGES);
         assert!(plan.pages() < 8000);
+        let private: Vec<_> = (0..200).map(|n| range(n * 2, 1)).collect();
+        assert_eq!(plan_changed(private).ranges.len(), FEW_RANGES);
     }
 
     #[test]
     fn far_away_pages_stay_apart() {
-        let mut private: Vec<_> = (0..200).map(|n| range(n * 3, 1)).collect();
+        let mut private: Vec<_> = (0..200).map(|n| range(n * 2, 1)).collect();
         private.extend((1..200).map(|n| range(n * 10_000, 1)));
         let plan = plan_changed(private);
-        assert_eq!(plan.ranges.first(), Some(&range(0, 199 * 3 + 1)));
+        assert_eq!(plan.ranges.first(), Some(&range(0, 199 * 2 + 1)));
         assert_eq!(plan.ranges.len(), 200);
     }
 

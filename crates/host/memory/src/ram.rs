@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -299,7 +299,7 @@ impl GuestRam {
             self.map_fixed(
                 u64::from(extent.first) * PAGE_SIZE,
                 u64::from(extent.count) * PAGE_SIZE,
-                Some((file, u64::from(extent.layer_first) * PAGE_SIZE)),
+                Some((file.as_fd(), u64::from(extent.layer_first) * PAGE_SIZE)),
             )?;
         }
         self.backing
@@ -314,11 +314,11 @@ impl GuestRam {
         }
     }
 
-    fn map_fixed(
+    pub(crate) fn map_fixed(
         &self,
         offset: u64,
         len: u64,
-        file: Option<(&OwnedFd, u64)>,
+        file: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), MemoryError> {
         if offset
             .checked_add(len)

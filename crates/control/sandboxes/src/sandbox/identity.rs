@@ -38,10 +38,17 @@ pub async fn assume(
     Ok((client, checked(id, identified)?))
 }
 
-/// Gives a guest that was rolled back new random numbers and the right time, and thaws its processes. The guest keeps
-/// its names. Its connections to elsewhere are broken: the peers have gone on, so the sequence numbers differ.
-pub async fn renew(client: &Client, id: &SandboxId) -> Result<IdentityReport, Error> {
-    ask(client, id, fresh(id)).await
+/// Connects to a guest that was rolled back, gives it new random numbers and the right time, and thaws its processes, all
+/// in one exchange. The guest keeps its names. Its connections to elsewhere are broken: the peers have gone on, so the
+/// sequence numbers differ.
+pub async fn renew(sandbox: &SandboxHandle, timeout: Duration) -> Result<Client, Error> {
+    let id = &sandbox.id;
+    let (client, identified) = sandbox
+        .wake(timeout, fresh(id), agent_limits::identity())
+        .await
+        .map_err(|error| sandbox.unreachable(&error))?;
+    checked(id, identified)?;
+    Ok(client)
 }
 
 /// A new hardware address, and the rest of the network settings for a guest that was booted without them.
@@ -78,15 +85,6 @@ fn fresh(id: &SandboxId) -> IdentityRequest {
         hook_timeout_ms: None,
         keep_connections: false,
     }
-}
-
-async fn ask(
-    client: &Client,
-    id: &SandboxId,
-    request: IdentityRequest,
-) -> Result<IdentityReport, Error> {
-    let identified = client.by(agent_limits::identity()).identify(request).await;
-    checked(id, identified)
 }
 
 /// Checks the report of a guest: one that shares random numbers with its siblings is an error.

@@ -105,11 +105,7 @@ async fn greet_again(app: &App, sandbox: &Arc<SandboxHandle>) -> Result<(), Erro
     sandbox.keep_agent(None).await;
     let limit = app.config.ready_timeout;
     let greeting = async {
-        let client = sandbox
-            .connect(limit)
-            .await
-            .map_err(|error| sandbox.unreachable(&error))?;
-        identity::renew(&client, &sandbox.id).await?;
+        let client = identity::renew(sandbox, limit).await?;
         sandbox.keep_agent(Some(client)).await;
         Ok(())
     };

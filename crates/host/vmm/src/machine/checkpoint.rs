@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use forkd_devices::disk::{DiskError, DiskStack};
 use forkd_devices::virtio::block::Block;
-use forkd_memory::{MemoryError, PageSet, WriteOutcome, Written, plan_changed};
+use forkd_memory::{EarlyCopy, MemoryError, PageSet, WriteOutcome, WritePlan};
 use forkd_sys::ForkError;
 use forkd_vmm_proto::{
     CheckpointReport, CheckpointSpec, DeviceSlot, PauseParts, RollbackReport, RollbackSpec,
@@ -20,7 +20,7 @@ use forkd_vmm_proto::{
 use thiserror::Error;
 
 use super::boot::write_generation;
-use super::cut::Lap;
+use super::cut::{Lap, Pages};
 use super::history::{Checkpoint, Fresh};
 use super::{CutError, DeviceSetError, FdError, Fds, Machine, PauseError};
 use crate::kvm::KvmError;
@@ -90,9 +90,9 @@ pub enum RollbackError {
     Generation(#[source] vm_memory::GuestMemoryError),
 }
 
-/// A checkpoint whose pages are being written. Readable once the writer is done.
+/// A checkpoint whose pages are being written.
 pub struct CheckpointInProgress {
-    written: Written,
+    written: Pages,
     pages: PageSet,
     made: Checkpoint,
     started: Instant,
@@ -110,7 +110,7 @@ pub enum CheckpointDone {
 /// Everything captured while the vCPUs were stopped.
 struct CapturedCheckpoint {
     made: Checkpoint,
-    written: Written,
+    written: Pages,
     pages: PageSet,
     /// Written since they were last looked at.
     fresh: Fresh,
@@ -122,11 +122,10 @@ impl CheckpointInProgress {
     pub fn pause_us(&self) -> u64 {
         self.report.pause_us
     }
-}
 
-impl AsFd for CheckpointInProgress {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.written.as_fd()
+    /// Readable once the writer is done; `None` if the pages are written already.
+    pub fn writer(&self) -> Option<BorrowedFd<'_>> {
+        self.written.writer()
     }
 }
 
@@ -165,20 +164,22 @@ impl Machine {
             .map_err(CutError::from)?;
         self.size(&memory)?;
         self.history.follow(&self.ram);
-        self.history.look_ahead(&self.ram).map_err(CutError::from)?;
+        let early = self.copy_checkpoint(&memory)?;
         let was_running = self.phase == VmmPhase::Running;
         let stopped = Instant::now();
         if was_running {
             self.stop_threads().map_err(CutError::from)?;
         }
-        let captured = self.capture_checkpoint(memory, layers);
+        let captured = self.capture_checkpoint(memory, layers, early);
         if was_running {
             self.go_on();
         }
         match captured? {
             Ok(captured) => {
-                self.history.mark_shared(&self.ram, &captured.fresh);
-                captured.written.release();
+                if let Pages::Forked(written) = &captured.written {
+                    self.history.mark_shared(&self.ram, &captured.fresh);
+                    written.release();
+                }
                 let pause_us = self.standstill(stopped).as_micros() as u64;
                 Ok(CheckpointDone::Writing(Box::new(CheckpointInProgress {
                     written: captured.written,
@@ -203,11 +204,21 @@ impl Machine {
         }
     }
 
+    /// Copies the pages of a checkpoint while the machine still runs.
+    fn copy_checkpoint(&mut self, memory: &File) -> Result<EarlyCopy, CutError> {
+        if self.history.look_ahead(&self.ram)?.is_none() {
+            return Ok(EarlyCopy::default());
+        }
+        let changed = self.history.since_head(&self.ram)?;
+        self.copy_running(changed, memory)
+    }
+
     /// Captures a stopped machine, or returns the number of the last checkpoint if nothing has changed since.
     fn capture_checkpoint(
         &mut self,
         memory: File,
         layers: Vec<File>,
+        early: EarlyCopy,
     ) -> Result<Result<CapturedCheckpoint, u64>, CutError> {
         let fresh = self.history.written(&self.ram)?;
         let state = self.read_state()?;
@@ -217,9 +228,16 @@ impl Machine {
         {
             return Ok(Err(id));
         }
-        let plan = plan_changed(self.history.since_head(&self.ram)?.ranges().to_vec());
-        let pages = PageSet::new(plan.ranges.clone());
-        let written = self.ram.write_frozen(plan, memory.as_fd())?;
+        // No child maps the file, so no gap between two ranges is worth filling.
+        let pages = self.history.since_head(&self.ram)?;
+        let plan = WritePlan {
+            ranges: pages.ranges().to_vec(),
+        };
+        let written = self.write(plan, early, &fresh, memory.as_fd())?;
+        if let Pages::Copied(_) = written {
+            // Else these pages would count as changed since this checkpoint.
+            self.history.mark_stopped(&self.ram, fresh.touched())?;
+        }
         self.prepare_layers(&layers)?;
         let mut layers_taken = Vec::with_capacity(layers.len());
         let mut disks = Vec::with_capacity(layers.len());

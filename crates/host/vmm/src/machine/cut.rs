@@ -111,11 +111,29 @@ struct Files {
 }
 
 /// How the pages of a cut get into its file.
-enum Pages {
+pub(super) enum Pages {
     /// A forked process writes them.
     Forked(Written),
     /// They are there.
     Copied(WriteReport),
+}
+
+impl Pages {
+    /// Readable once the writer is done; `None` if there is none to wait for.
+    pub(super) fn writer(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Forked(written) => Some(written.as_fd()),
+            Self::Copied(_) => None,
+        }
+    }
+
+    /// Waits until all pages are in the file.
+    pub(super) fn finish(self) -> Result<WriteOutcome, ForkError> {
+        match self {
+            Self::Forked(written) => written.finish(),
+            Self::Copied(report) => Ok(WriteOutcome::Done(report)),
+        }
+    }
 }
 
 /// A cut whose memory is being written.
@@ -293,10 +311,9 @@ impl Machine {
         })
     }
 
-    /// Copies the pages of a cut while the machine still runs, so that few are left for the pause. A guest that writes
-    /// faster than its pages are copied, and a large set of pages, are left to a forked process.
+    /// Copies the pages of a cut while the machine still runs.
     fn copy_early(&mut self, spec: &CutSpec, files: &Files) -> Result<EarlyCopy, CutError> {
-        let mut early = EarlyCopy::default();
+        let early = EarlyCopy::default();
         let followed = self.history.look_ahead(&self.ram)?.is_some();
         let CutExtent::Since { image, .. } = spec.extent else {
             return Ok(early);
@@ -309,14 +326,28 @@ impl Machine {
         let (changed, Some(_)) = known else {
             return Ok(early);
         };
-        let plan = plan_changed(changed.ranges().to_vec());
-        if !followed || self.phase != VmmPhase::Running || plan.pages() > MAX_EARLY {
+        if !followed {
             return Ok(early);
         }
-        let mut pages = PageSet::new(plan.ranges);
+        let plan = plan_changed(changed.ranges().to_vec());
+        self.copy_running(PageSet::new(plan.ranges), &files.memory)
+    }
+
+    /// Copies pages while the machine still runs, so that few are left for the pause. A guest that writes faster than
+    /// its pages are copied, and a large set of pages, are left to a forked process. Writes are followed, and all pages
+    /// have been marked.
+    pub(super) fn copy_running(
+        &mut self,
+        mut pages: PageSet,
+        file: &File,
+    ) -> Result<EarlyCopy, CutError> {
+        let mut early = EarlyCopy::default();
+        if self.phase != VmmPhase::Running || pages.pages() > MAX_EARLY {
+            return Ok(early);
+        }
         for _ in 0..EARLY_ROUNDS {
             early
-                .copy(&self.ram, files.memory.as_fd(), &pages)
+                .copy(&self.ram, file.as_fd(), &pages)
                 .map_err(|source| CutError::Write {
                     what: "memory file",
                     source,
@@ -333,14 +364,14 @@ impl Machine {
     }
 
     /// Writes what the early copy lacks: at once if that is little, by a forked process if not.
-    fn write(
+    pub(super) fn write(
         &self,
         plan: WritePlan,
         mut early: EarlyCopy,
         fresh: &Fresh,
         file: BorrowedFd<'_>,
     ) -> Result<Pages, CutError> {
-        if early.pages().is_empty() {
+        if early.pages().is_empty() && plan.pages() > MAX_LATE {
             return Ok(Pages::Forked(self.ram.write_frozen(plan, file)?));
         }
         let wanted = PageSet::new(plan.ranges.clone());
@@ -456,11 +487,7 @@ fn finish(
     (mut state_file, state): (File, Vec<u8>),
     pages: u32,
 ) -> Result<(WriteReport, PageMap), CutError> {
-    let outcome = match written {
-        Pages::Forked(written) => written.finish()?,
-        Pages::Copied(report) => WriteOutcome::Done(report),
-    };
-    let written = match outcome {
+    let written = match written.finish()? {
         WriteOutcome::Done(written) => written,
         WriteOutcome::Failed(source) => {
             return Err(CutError::Write {
@@ -510,10 +537,7 @@ struct CapturedCut {
 impl CutInProgress {
     /// Readable once the writer is done; `None` if the pages are written already.
     pub fn writer(&self) -> Option<BorrowedFd<'_>> {
-        match &self.pages {
-            Pages::Forked(written) => Some(written.as_fd()),
-            Pages::Copied(_) => None,
-        }
+        self.pages.writer()
     }
 
     /// Whether the machine ran before and stands still because the cut was asked to leave it so. If the

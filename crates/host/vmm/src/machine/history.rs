@@ -6,8 +6,12 @@
 //! nearest ancestor that has the page, or else in the image the machine was started from.
 //!
 //! Errors lean to "changed": a page that may have changed is in both sets.
+//!
+//! A roll-back maps the files of checkpoints over long runs of pages, and copies the rest. A page of such a mapping
+//! ([`Overlays`]) differs from the image although it is not private. Only files of the head and of its ancestors are
+//! mapped: a roll-back that leaves a checkpoint replaces all pages of it. So a mapping never outlives its checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::AsFd;
 
@@ -23,6 +27,12 @@ const MAX_CHECKPOINTS: usize = 256;
 
 /// With more ranges to mark, one call for all of memory is cheaper.
 const FEW_RANGES: usize = 16;
+
+/// Pages of a run for which a roll-back maps the file of the checkpoint. Shorter runs are copied: that takes less than a
+/// mapping.
+const LONG_RUN: u64 = 16;
+/// The most borders between mappings that roll-backs leave. The kernel allows a process 65,530 mappings.
+const MAX_BORDERS: usize = 4096;
 
 /// A point to go back to.
 pub struct Checkpoint {
@@ -68,12 +78,52 @@ pub struct Fresh {
 }
 
 impl Fresh {
+    pub fn touched(&self) -> &PageSet {
+        &self.touched
+    }
+
     /// All pages whose content may differ from what it was when they were marked.
     pub fn changed(&self) -> PageSet {
         let mut all = self.touched.clone();
         all.add(&self.own);
         all.add(&self.discarded);
         all
+    }
+}
+
+/// The pages over which files of checkpoints are mapped.
+#[derive(Default)]
+struct Overlays {
+    pages: PageSet,
+    /// Where mappings begin and end, as page numbers.
+    borders: BTreeSet<u64>,
+}
+
+impl Overlays {
+    /// The runs that are worth a mapping, and the rest. All are rest once there are too many mappings.
+    fn choose(&self, pages: &PageSet) -> (PageSet, PageSet) {
+        let is_long = |range: &forkd_sys::PageRange| range.count >= LONG_RUN;
+        let (long, short): (Vec<_>, Vec<_>) = pages.ranges().iter().copied().partition(is_long);
+        if self.borders.len() + 2 * long.len() > MAX_BORDERS {
+            return (PageSet::default(), pages.clone());
+        }
+        (PageSet::new(long), PageSet::new(short))
+    }
+
+    /// Notes new mappings: of checkpoints, or of the start.
+    fn note(&mut self, mapped: &PageSet, of_checkpoint: bool) {
+        for range in mapped.ranges() {
+            let replaced = self.borders.range(range.first..=range.end());
+            for border in replaced.copied().collect::<Vec<_>>() {
+                self.borders.remove(&border);
+            }
+            self.borders.extend([range.first, range.end()]);
+        }
+        if of_checkpoint {
+            self.pages.add(mapped);
+        } else {
+            self.pages = self.pages.split(mapped).1;
+        }
     }
 }
 
@@ -89,6 +139,7 @@ pub struct History {
     head: Option<u64>,
     since_head: PageSet,
     next_checkpoint: u64,
+    overlays: Overlays,
 }
 
 impl History {
@@ -105,6 +156,7 @@ impl History {
             head: None,
             since_head: PageSet::default(),
             next_checkpoint: 1,
+            overlays: Overlays::default(),
         }
     }
 
@@ -122,13 +174,30 @@ impl History {
         }
         self.follows = true;
         ram.remember_discarded();
-        let can_mark = self.pagemap().is_some_and(Pagemap::has_marks);
-        let Some(tracker) = self.tracker.as_ref().filter(|_| can_mark) else {
-            return;
-        };
-        if let Err(error) = ram.follow_writes(tracker) {
+        if self.pagemap().is_some_and(Pagemap::has_marks) {
+            self.follow_new_mappings(ram);
+        }
+    }
+
+    /// Follows writes to mappings that are new. Others stay as they are.
+    fn follow_new_mappings(&mut self, ram: &GuestRam) {
+        if let Some(tracker) = &self.tracker
+            && let Err(error) = ram.follow_writes(tracker)
+        {
             tracing::warn!(%error, "every cut will look at all changed pages");
             self.tracker = None;
+        }
+    }
+
+    /// Marks pages of a stopped machine, all of which are noted by now: no page is marked unseen.
+    pub fn mark_stopped(&self, ram: &GuestRam, pages: &PageSet) -> Result<(), MemoryError> {
+        let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) else {
+            return Ok(());
+        };
+        if pages.ranges().len() > FEW_RANGES {
+            ram.mark_all(pagemap)
+        } else {
+            ram.mark(pagemap, pages)
         }
     }
 
@@ -188,7 +257,11 @@ impl History {
     /// All pages that differ from the image the machine was started from.
     pub fn private(&self, ram: &GuestRam) -> Result<PageSet, MemoryError> {
         match self.pagemap() {
-            Some(pagemap) => ram.private_set(pagemap),
+            Some(pagemap) => {
+                let mut differ = ram.private_set(pagemap)?;
+                differ.add(&self.overlays.pages);
+                Ok(differ)
+            }
             None => Ok(everything(ram)),
         }
     }
@@ -337,20 +410,28 @@ impl History {
             }
         }
         let mut rest = changed.clone();
-        for checkpoint in target.iter().filter_map(|id| self.checkpoints.get(id)) {
+        let mut mapped = false;
+        for id in &target {
+            let Some(checkpoint) = self.checkpoints.get(id) else {
+                continue;
+            };
             let (here, elsewhere) = rest.split(&checkpoint.pages);
-            ram.read_back(checkpoint.memory.as_fd(), &here)?;
+            let (long, short) = self.overlays.choose(&here);
+            ram.map_file(checkpoint.memory.as_fd(), &long)?;
+            self.overlays.note(&long, true);
+            mapped |= !long.is_empty();
+            ram.read_back(checkpoint.memory.as_fd(), &short)?;
             rest = elsewhere;
         }
+        let (overlaid, rest) = rest.split(&self.overlays.pages);
+        ram.map_as_started(&overlaid)?;
+        self.overlays.note(&overlaid, false);
+        mapped |= !overlaid.is_empty();
         ram.drop_private(&rest)?;
-        if let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) {
-            // All pages that were written are noted by now, so that no page is marked unseen.
-            if changed.ranges().len() > FEW_RANGES {
-                ram.mark_all(pagemap)?;
-            } else {
-                ram.mark(pagemap, &changed)?;
-            }
+        if mapped {
+            self.follow_new_mappings(ram);
         }
+        self.mark_stopped(ram, &changed)?;
         self.since_image.add(&changed);
         let before = self.head.replace(to);
         self.prune(before);
@@ -476,6 +557,95 @@ mod tests {
             return;
         };
         a_page_given_back_returns_with_a_roll_back(Some(tracker));
+    }
+
+    fn fill(ram: &GuestRam, pages: std::ops::Range<u64>, byte: u8) {
+        for page in pages {
+            ram.memory().write_obj(byte, at(page)).unwrap();
+        }
+    }
+
+    fn byte_of(ram: &GuestRam, page: u64) -> u8 {
+        ram.memory().read_obj(at(page)).unwrap()
+    }
+
+    fn set(pages: std::ops::Range<u64>) -> PageSet {
+        let (first, count) = (pages.start, pages.end - pages.start);
+        PageSet::new(vec![forkd_sys::PageRange { first, count }])
+    }
+
+    /// A page of a mapped checkpoint is not private, but differs from the image like one that is.
+    fn long_runs_are_mapped(tracker: Option<WriteTracker>) {
+        let ram = over_an_image();
+        let mut history = History::new(tracker, Pagemap::open());
+        let start = checkpoint(&mut history, &ram);
+        fill(&ram, 100..140, 7);
+        fill(&ram, 200..203, 7);
+        let later = checkpoint(&mut history, &ram);
+        for round in [8, 9] {
+            fill(&ram, 105..130, round);
+            fill(&ram, 200..203, round);
+            history.written(&ram).unwrap();
+            history.put_back(&ram, later).unwrap();
+            for page in [100, 105, 129, 139, 200, 202] {
+                assert_eq!(byte_of(&ram, page), 7, "page {page}");
+            }
+        }
+        // The rest of the run did not change.
+        let overlaid = history.overlays.pages.split(&set(105..130)).0;
+        assert_eq!(overlaid, set(105..130));
+        let differ = history.private(&ram).unwrap();
+        assert_eq!(differ.split(&set(100..140)).0, set(100..140));
+        // All of it goes when the checkpoint is left.
+        history.written(&ram).unwrap();
+        history.put_back(&ram, start).unwrap();
+        for page in [100, 105, 139, 202] {
+            assert_eq!(byte_of(&ram, page), 0, "page {page}");
+        }
+        assert!(history.overlays.pages.is_empty());
+        // A write to a page that was mapped anew is found.
+        fill(&ram, 110..111, 5);
+        history.written(&ram).unwrap();
+        assert!(!history.since_head.split(&set(110..111)).0.is_empty());
+        history.put_back(&ram, later).unwrap();
+        assert_eq!([110, 139].map(|page| byte_of(&ram, page)), [7, 7]);
+        assert_eq!(history.overlays.pages, set(100..140));
+    }
+
+    #[test]
+    fn a_roll_back_maps_long_runs_without_write_tracking() {
+        long_runs_are_mapped(None);
+    }
+
+    #[test]
+    fn a_roll_back_maps_long_runs_with_write_tracking() {
+        let Ok(tracker) = WriteTracker::open() else {
+            forkd_sys::testing::leave_out("write-tracking");
+            return;
+        };
+        long_runs_are_mapped(Some(tracker));
+    }
+
+    #[test]
+    fn mappings_of_roll_backs_are_bounded() {
+        let mut overlays = Overlays::default();
+        let runs = |offset: u64| {
+            let range = |n| forkd_sys::PageRange {
+                first: n * 2 * LONG_RUN + offset,
+                count: LONG_RUN,
+            };
+            PageSet::new((0..MAX_BORDERS as u64 / 2).map(range).collect())
+        };
+        let (long, short) = overlays.choose(&runs(0));
+        assert!(short.is_empty());
+        overlays.note(&long, true);
+        // The same runs again replace mappings, but that is not known before.
+        overlays.note(&long, true);
+        assert_eq!(overlays.borders.len(), MAX_BORDERS);
+        assert!(overlays.choose(&runs(1)).0.is_empty());
+        overlays.note(&set(0..u64::from(u32::MAX)), false);
+        assert!(overlays.pages.is_empty());
+        assert_eq!(overlays.borders.len(), 2);
     }
 
     /// A machine reads a page, is cut, and writes the page before it is marked: the next cut has it.

@@ -58,7 +58,7 @@ impl Writing {
     fn writer(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Cut(cut) => cut.writer(),
-            Self::Checkpoint(checkpoint) => Some(checkpoint.as_fd()),
+            Self::Checkpoint(checkpoint) => checkpoint.writer(),
         }
     }
 }

@@ -107,11 +107,12 @@ daemon_cases() {
     # The others start from this snapshot. It is missing if the first test was left out, and a run makes it.
     "$bin/forkd" run --image python-numpy -- true </dev/null >&2
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
-        /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
+        /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4 "$bin/forkd"
     daemon_case "daemon: tools for models" "$(clients_python mcp==2.3.0)" "$clients/mcp_tools.py" "$bin/forkd" "$url" "$tag" "$url/mcp"
     python=$(clients_python e2b==2.63.0)
     daemon_case "daemon: the SDK of E2B" "$python" "$clients/e2b_sdk.py" "$url" "$tag"
     daemon_case "daemon: files, processes and ports" python3 "$clients/routes.py" "$url" "$tag"
+    daemon_case "daemon: ports of a guest" python3 "$clients/ports.py" "$bin/forkd" "$url" "$tag"
     daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$work"
     python=$(clients_python "${python_sdk[@]}")
     daemon_case "daemon: one scenario, blocking Python" in_python_sdk "$url" "$tag" sync

@@ -10,9 +10,10 @@ import contextlib
 import os
 import sys
 import traceback
+import urllib.request
 
 URL, TAG = sys.argv[1:]
-os.environ.update(E2B_API_KEY="e2b_" + "0" * 40, E2B_API_URL=URL, E2B_SANDBOX_URL=URL)
+os.environ.update(E2B_API_KEY="e2b_" + "0" * 40, E2B_API_URL=URL, E2B_SANDBOX_URL=URL, E2B_DOMAIN="localhost")
 
 from e2b import CommandExitException, NotFoundException, Sandbox  # noqa: E402
 
@@ -76,6 +77,19 @@ def files(box):
             pass
 
 
+def ports(box):
+    with case("get_host leads to a server on 127.0.0.1"):
+        box.commands.run("python3 -m http.server --bind 127.0.0.1 3000", cwd="/tmp", background=True)
+        box.commands.run("until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 3000))'; do sleep 0.2; done")
+        box.files.write("/tmp/page", "served")
+        host = box.get_host(3000)
+        assert host == f"3000-{box.sandbox_id}.localhost", host
+        # The name leads to this host; the daemon has another port here.
+        request = urllib.request.Request(URL + "/page", headers={"Host": host})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.read() == b"served"
+
+
 def life(box):
     with case("the sandbox is described"):
         info = box.get_info()
@@ -101,6 +115,7 @@ def main():
     if passed:
         commands(box)
         files(box)
+        ports(box)
         life(box)
 
 

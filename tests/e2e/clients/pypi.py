@@ -1,8 +1,8 @@
 """The published Python client and MCP server, unchanged, against a running daemon with real guests.
 
-    pypi.py URL KERNEL ROOTFS
+    pypi.py URL KERNEL ROOTFS FORKD
 
-KERNEL and ROOTFS are paths on the daemon's host. Every public method of `forkd.Controller` and every tool of `forkd-mcp`
+KERNEL and ROOTFS are paths on the daemon's host, FORKD is the program on this one. Every public method of `forkd.Controller` and every tool of `forkd-mcp`
 must have been called by the end: one that is never called fails the run. The last line counts cases.
 """
 
@@ -10,6 +10,8 @@ import asyncio
 import inspect
 import json
 import os
+import socket
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -20,7 +22,7 @@ import forkd
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-URL, KERNEL, ROOTFS = sys.argv[1:4]
+URL, KERNEL, ROOTFS, FORKD = sys.argv[1:5]
 TAG = "pypi-clients"
 
 passed, failed = [], []
@@ -137,6 +139,72 @@ def controller_cases():
         assert public and public <= c.called, public - c.called
 
 
+# A process of its own for each Sandbox: the class has one address for all of them.
+SANDBOX = """
+import sys, forkd
+with forkd.Sandbox(tag=sys.argv[1]) as box:
+    assert box.ping()["pong"] is True
+    mark = sys.argv[2]
+    assert box.commands.run(f"echo {mark} > /tmp/mark").exit_code == 0
+    print("made", flush=True)
+    sys.stdin.readline()
+    done = box.commands.run(["cat", "/tmp/mark"])
+    assert (done.stdout, done.stderr, done.exit_code) == (mark + "\\n", "", 0), done
+    assert box.commands.run("exit 3").exit_code == 3
+    assert box.eval("6 * 7") == "42"
+    try:
+        box.eval("1 / 0")
+        raise AssertionError("no exception")
+    except RuntimeError as error:
+        assert "ZeroDivisionError" in str(error), error
+print("ended", flush=True)
+"""
+
+
+def sandbox_class(mark, target):
+    env = {**os.environ, "FORKD_URL": URL, "PATH": os.path.dirname(FORKD) + ":" + os.environ["PATH"]}
+    env.pop("FORKD_TARGET", None)
+    if target:
+        env["FORKD_TARGET"] = target
+    return subprocess.Popen(
+        [sys.executable, "-c", SANDBOX, TAG, mark], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def sandbox_cases():
+    c = forkd.Controller(base_url=URL, timeout=300)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        target = "127.0.0.1:%d" % free.getsockname()[1]
+
+    def together(marks, target):
+        boxes = [sandbox_class(mark, target) for mark in marks]
+        try:
+            assert [box.stdout.readline() for box in boxes] == ["made\n"] * len(boxes)
+            for box in boxes:
+                box.stdin.write("go\n")
+                box.stdin.flush()
+            assert [box.stdout.readline() for box in boxes] == ["ended\n"] * len(boxes)
+            assert [box.wait(60) for box in boxes] == [0] * len(boxes)
+        finally:
+            for box in boxes:
+                box.kill()
+                box.wait()
+        for _ in range(600):
+            if not [one for one in c.list_sandboxes() if one["snapshot_tag"] == TAG]:
+                return
+            time.sleep(0.1)
+        raise AssertionError("a sandbox outlives its object")
+
+    with case("Sandbox, three of three processes at once"):
+        together(["one", "two", "three"], target)
+    if os.geteuid() == 0:
+        with case("Sandbox at its default address"):
+            together(["four"], None)
+            addresses = subprocess.run(["ip", "-4", "address", "show", "lo"], stdout=subprocess.PIPE, text=True)
+            assert "10.42.0.2" not in addresses.stdout, addresses.stdout
+
+
 def wait_ready(c, tag):
     for _ in range(600):
         if any(one["tag"] == tag and one["status"] == "ready" for one in c.list_snapshots()):
@@ -223,6 +291,7 @@ clean()
 asyncio.run(mcp_cases(create=True))
 controller_cases()
 asyncio.run(mcp_cases(create=False))
+sandbox_cases()
 with case("nothing is left behind"):
     clean()
     left = [one for one in forkd.Controller(base_url=URL).list_snapshots() if one["tag"].startswith(TAG)]

@@ -113,6 +113,8 @@ pub enum ErrorCode {
     AgentFailed,
     /// Nothing listens on the port of the guest, or its server hung up.
     PortClosed,
+    /// The host address on which a port is to be published is in use or cannot be bound.
+    PortInUse,
     /// The network engine is missing or does not answer.
     NetworkUnavailable,
     /// An operation exceeded its timeout.
@@ -178,6 +180,7 @@ impl ErrorCode {
         Self::AgentUnreachable,
         Self::AgentFailed,
         Self::PortClosed,
+        Self::PortInUse,
         Self::NetworkUnavailable,
         Self::Timeout,
         Self::SandboxGone,
@@ -232,6 +235,7 @@ impl ErrorCode {
             Self::AgentUnreachable => "agent_unreachable",
             Self::AgentFailed => "agent_failed",
             Self::PortClosed => "port_closed",
+            Self::PortInUse => "port_in_use",
             Self::NetworkUnavailable => "network_unavailable",
             Self::Timeout => "timeout",
             Self::SandboxGone => "sandbox_gone",

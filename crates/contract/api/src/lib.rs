@@ -17,6 +17,7 @@ mod images;
 mod limits;
 mod network;
 mod node;
+mod ports;
 pub mod routes;
 mod sandboxes;
 mod snapshots;
@@ -50,6 +51,10 @@ pub use network::{
     NetworkInfo, NetworkLimits, NetworkPolicy, NetworkRequest, NetworkStatus, UpdateNetwork,
 };
 pub use node::{FleetNode, LOAD_HEADER, NodeInfo, UpdateNode};
+pub use ports::{
+    ACCESS_HEADER, MAX_PORTS, PORT_HEADER, PortAccess, PortInfo, PortRequest, PortSettings,
+    SANDBOX_HEADER, TCP_PROTOCOL,
+};
 pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
 pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,

@@ -62,6 +62,12 @@ routes! {
     /// `GET` a stream of denied and ended flows.
     NETWORK_LOG = "/v1/sandboxes/{id}/network/log";
     NETWORK_RESET = "/v1/sandboxes/{id}/network/reset";
+    /// `GET` lists the ports of the guest.
+    PORTS = "/v1/sandboxes/{id}/ports";
+    /// `GET` one port, `PUT` sets who may use it and its host port, `DELETE` forgets both.
+    PORT = "/v1/sandboxes/{id}/ports/{port}";
+    /// `GET`; upgraded to a byte stream to the port.
+    PORT_CONNECT = "/v1/sandboxes/{id}/ports/{port}/connect";
     /// `GET` the console output.
     LOGS = "/v1/sandboxes/{id}/logs";
     /// `GET` reads, `PUT` writes, `DELETE` removes; `?path=`.

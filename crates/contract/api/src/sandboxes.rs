@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ErrorBody, LimitsRequest, NetworkPolicy, NetworkRequest};
+use crate::{ErrorBody, LimitsRequest, NetworkPolicy, NetworkRequest, PortRequest};
 
 /// Body of `POST /v1/sandboxes`: start children of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,7 +24,8 @@ pub struct CreateSandboxes {
     #[serde(default = "one")]
     #[schema(minimum = 1, maximum = 1000, default = 1)]
     pub n: u32,
-    /// Accepted for compatibility; a sandbox has no network namespace, `network` decides what it reaches.
+    /// Give each child a network namespace in which `guest_addr` is valid. Only a daemon that runs as root makes one;
+    /// `netns` in the answer names it. `network` decides what the child reaches.
     #[serde(default)]
     pub per_child_netns: bool,
     /// Network policy of each child; the default of the daemon if missing *(extension)*.
@@ -61,6 +62,10 @@ pub struct CreateSandboxes {
     /// Free data of the client, at most 256 entries and 64 KiB; it cannot be searched *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
+    /// Ports with settings, at most 64 *(extension)*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 64)]
+    pub ports: Vec<PortRequest>,
 }
 
 impl Default for CreateSandboxes {
@@ -80,6 +85,7 @@ impl Default for CreateSandboxes {
             labels: BTreeMap::new(),
             env: BTreeMap::new(),
             metadata: BTreeMap::new(),
+            ports: Vec::new(),
         }
     }
 }

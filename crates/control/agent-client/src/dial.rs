@@ -1,7 +1,13 @@
 //! Connections to ports and sockets inside the guest.
 
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
 use forkd_guest_proto::{DialRequest, Event, Request, channel, frame::DATA_CHUNK};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use crate::stream::{Handle, Stream};
 use crate::{Calls, Error};
@@ -27,24 +33,84 @@ impl Dialled {
         self.stream.end_input();
     }
 
-    /// The connection as a byte stream. Must be called within a tokio runtime, which carries the bytes.
+    /// The connection as a byte stream, which breaks when `ended` is over. Must be called within a tokio runtime, which
+    /// carries the bytes.
     #[must_use]
-    pub fn into_io(self) -> DuplexStream {
+    pub fn into_io(self, ended: impl Future<Output = ()> + Send + 'static) -> DialledIo {
         let (near, far) = tokio::io::duplex(DATA_CHUNK);
+        let broken = Arc::new(AtomicBool::new(false));
+        let io = DialledIo {
+            near,
+            broken: Arc::clone(&broken),
+        };
         tokio::spawn(async move {
             let (mut reader, mut writer) = tokio::io::split(far);
             let outward = carry_out(&self.stream, &mut reader);
             let inward = async {
-                while let Ok(Some(bytes)) = self.stream.receive(channel::OUT).await {
-                    if writer.write_all(&bytes).await.is_err() {
-                        return;
+                loop {
+                    match self.stream.receive(channel::OUT).await {
+                        Ok(Some(bytes)) => {
+                            if writer.write_all(&bytes).await.is_err() {
+                                return;
+                            }
+                        }
+                        Ok(None) => break,
+                        Err(_) => {
+                            broken.store(true, Ordering::Release);
+                            break;
+                        }
                     }
                 }
                 let _ = writer.shutdown().await;
             };
-            tokio::join!(outward, inward);
+            tokio::select! {
+                _ = async { tokio::join!(outward, inward) } => {}
+                () = ended => broken.store(true, Ordering::Release),
+            }
         });
-        near
+        io
+    }
+}
+
+/// A connection to something inside, as a byte stream. A connection that broke ends with an error, never like one that
+/// the peer closed.
+#[derive(Debug)]
+pub struct DialledIo {
+    near: DuplexStream,
+    broken: Arc<AtomicBool>,
+}
+
+impl AsyncRead for DialledIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.near).poll_read(cx, buffer))?;
+        let at_end = buffer.filled().len() == before && buffer.remaining() > 0;
+        if at_end && self.broken.load(Ordering::Acquire) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for DialledIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.near).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.near).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.near).poll_shutdown(cx)
     }
 }
 

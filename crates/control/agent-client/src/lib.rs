@@ -49,7 +49,7 @@ pub use budget::{Budget, Held};
 pub use calls::Calls;
 pub use connect::Options;
 pub use deadline::Deadline;
-pub use dial::Dialled;
+pub use dial::{Dialled, DialledIo};
 pub use error::{ConnectError, Error};
 pub use eval::{Eval, EvalCapture};
 pub use exec::{Captured, Exec, Input, Output, Stdin};

@@ -1,6 +1,6 @@
 //! The command line of the daemon.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use forkd_edge::config::{
 };
 use forkd_edge::telemetry::Collector;
 use forkd_planes::e2b::E2bConfig;
+use forkd_planes::ports::{Domain, PortNames};
 use forkd_sandboxes::config::{Config, NetworkConfig};
 use forkd_types::{Action, Mode, NetLimits, NodeName, Policy, Rule};
 
@@ -64,6 +65,8 @@ pub struct Settings {
     pub mcp: Option<forkd_mcp::Selection>,
     /// How the daemon is registered in a fleet.
     pub fleet: Option<Fleet>,
+    /// The host names of ports.
+    pub ports: PortNames,
 }
 
 /// How the daemon is registered in a fleet.
@@ -330,6 +333,18 @@ pub struct ServeArgs {
         requires = "e2b"
     )]
     e2b_template: Vec<String>,
+    /// The domain under which ports of sandboxes have host names, PORT-ID.DOMAIN, with a port if it is not the usual one
+    /// [default: --e2b-domain, else localhost with the port of the daemon]
+    #[arg(long, env = "FORKD_DOMAIN", value_name = "DOMAIN")]
+    domain: Option<String>,
+    /// An address, besides those of the loopback, on which ports of sandboxes may be published; may be given several times
+    #[arg(
+        long,
+        env = "FORKD_PUBLISH_ON",
+        value_name = "ADDRESS",
+        value_delimiter = ','
+    )]
+    publish_on: Vec<IpAddr>,
     /// Send traces to this OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318 [default: none are made]
     #[arg(
         long,
@@ -376,9 +391,27 @@ impl ServeArgs {
             return Ok(None);
         }
         Ok(Some(E2bConfig::new(
-            self.e2b_domain.as_deref(),
+            self.e2b_domain.as_deref().or(self.domain.as_deref()),
             &self.e2b_template,
         )?))
+    }
+
+    /// The host names of ports. Names below `localhost` lead to this host without any set-up.
+    fn port_names(&self, listen: &[ListenAddr]) -> anyhow::Result<PortNames> {
+        let tls = self.tls_cert.is_some();
+        let local = listen.iter().find_map(|address| match address {
+            ListenAddr::Tcp(address) => Some(format!("localhost:{}", address.port())),
+            ListenAddr::Unix(_) => None,
+        });
+        let text = self.domain.clone().or(self.e2b_domain.clone()).or(local);
+        let domain = match text {
+            None => None,
+            Some(text) => Some(
+                Domain::new(&text)
+                    .with_context(|| format!("--domain: {text:?} is not a domain in lower case"))?,
+            ),
+        };
+        Ok(PortNames { domain, tls })
     }
 
     /// Names under which clients without a token may address the daemon. The E2B SDKs make up one of the domain.
@@ -419,6 +452,7 @@ impl ServeArgs {
         }
         check_exposure(&listen, self.token_file.as_deref())?;
         let e2b = self.e2b()?;
+        let ports = self.port_names(&listen)?;
         let data_dir = self.data_dir()?;
         let edge = EdgeConfig {
             listen,
@@ -474,6 +508,7 @@ impl ServeArgs {
             pool: self.pool,
             node: self.node.clone(),
             network: self.network()?,
+            publish_on: self.publish_on.clone(),
             data_dir,
         };
         Ok(Settings {
@@ -484,6 +519,7 @@ impl ServeArgs {
             e2b,
             mcp: self.mcp.clone(),
             fleet: self.fleet(),
+            ports,
         })
     }
 

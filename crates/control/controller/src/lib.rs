@@ -2,6 +2,8 @@
 //! together, and runs them until it is told to stop.
 
 pub mod args;
+mod inside;
 pub mod mcp;
+pub mod netns;
 pub mod program;
 pub mod serve;

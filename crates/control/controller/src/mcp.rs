@@ -4,7 +4,6 @@
 //! any other, so roles, owners, limits and the audit log hold for tools, too.
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
@@ -17,10 +16,10 @@ use forkd_edge::listen::Peer;
 use forkd_mcp::http::Service;
 use forkd_mcp::{Options, Selection};
 use forkd_rest_client::{Client, Inside};
-use futures::FutureExt;
 use http_body_util::Full;
 use tokio_util::sync::CancellationToken;
-use tower::ServiceExt;
+
+use crate::inside::inside;
 
 /// The largest message, in bytes: a file of 1 MiB in base64, and room for the rest.
 const MAX_MESSAGE: usize = 4 << 20;
@@ -59,22 +58,12 @@ async fn answer(State(service): State<Service>, request: Request) -> Answer<Resp
 fn as_sender_of(parts: &Parts, rest: Router) -> Inside {
     let token = parts.headers.get(AUTHORIZATION).cloned();
     let peer = parts.extensions.get::<Peer>().cloned();
-    Inside::new(move |request| {
-        let mut request = request.map(Body::new);
+    inside(rest, move |request| {
         if let Some(token) = &token {
             request.headers_mut().insert(AUTHORIZATION, token.clone());
         }
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
         }
-        let rest = rest.clone();
-        async move {
-            let response = match rest.oneshot(request).await {
-                Ok(response) => response,
-                Err(never) => match never {},
-            };
-            response.map(|body| reqwest::Body::wrap_stream(body.into_data_stream()))
-        }
-        .boxed()
     })
 }

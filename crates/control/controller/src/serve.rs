@@ -12,6 +12,9 @@ use tokio::time::Interval;
 use tokio_util::sync::CancellationToken;
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use forkd_api::routes;
 use forkd_edge::activation;
 use forkd_edge::config::{EdgeConfig, TlsFiles};
 use forkd_edge::gate::Gate;
@@ -21,6 +24,7 @@ use forkd_edge::tokens::Tokens;
 use forkd_fleet::etcd::{Etcd, EtcdError};
 use forkd_mcp::Selection;
 use forkd_planes::e2b::{self, E2bConfig};
+use forkd_planes::ports::{self, PortNames, Ports};
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::chain;
@@ -30,6 +34,7 @@ use forkd_sandboxes::sandbox::adopt::adopt;
 
 use crate::args::Settings;
 use crate::mcp;
+use crate::netns;
 
 /// How long an answered idempotency key is remembered, in seconds.
 const KEEP_KEYS: u64 = 24 * 3600;
@@ -51,33 +56,38 @@ pub struct Front {
     pub tokens: Arc<Tokens>,
     /// Every route.
     pub router: Router,
+    ports: Arc<Ports>,
 }
 
 impl Front {
     /// Reads the tokens and puts the gate before the REST plane.
     pub fn open(app: &Arc<App>, edge: &EdgeConfig) -> anyhow::Result<Self> {
-        Self::with_e2b(app, edge, None)
+        Self::with_e2b(app, edge, None, PortNames::default())
     }
 
-    /// The same with the E2B plane, if it is set up.
+    /// The same with the E2B plane, if it is set up, and with host names of ports.
     pub fn with_e2b(
         app: &Arc<App>,
         edge: &EdgeConfig,
         e2b: Option<E2bConfig>,
+        names: PortNames,
     ) -> anyhow::Result<Self> {
         let gate = Gate::open(edge)?;
         let tokens = Tokens::open(&app.db, &gate.auth).context("the tokens cannot be read")?;
         let tokens = Arc::new(tokens);
-        let plane = forkd_planes::rest::router(Arc::clone(app), Arc::clone(&tokens));
-        let rest = gate.guard(plane);
+        let ports = Ports::open(app, names, &gate)?;
+        let plane =
+            forkd_planes::rest::router(Arc::clone(app), Arc::clone(&tokens), Arc::clone(&ports));
+        let rest = ports::front(&ports, gate.guard(plane));
         let router = match e2b {
-            Some(config) => e2b::front(app, config, &gate, rest)?,
+            Some(config) => e2b::front(app, config, &gate, &ports, rest),
             None => rest,
         };
         Ok(Self {
             router,
             gate,
             tokens,
+            ports,
         })
     }
 
@@ -88,7 +98,16 @@ impl Front {
         stopping: CancellationToken,
     ) -> anyhow::Result<Self> {
         let plane = mcp::router(self.router.clone(), tools, stopping)?;
-        self.router = self.router.merge(self.gate.guard(plane));
+        let (plane, others) = (self.gate.guard(plane), self.router);
+        let ports = Arc::clone(&self.ports);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            use tower::ServiceExt;
+            // A server in a guest may have such a path, too.
+            let is_tools = request.uri().path() == routes::MCP && !ports.names(&request);
+            let router = if is_tools { &plane } else { &others };
+            router.clone().oneshot(request)
+        });
+        self.router = Router::new().fallback_service(service);
         Ok(self)
     }
 }
@@ -137,6 +156,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         fleet,
         mcp,
         e2b,
+        ports,
     } = settings;
     let fleet = fleet
         .map(|fleet| Ok::<_, EtcdError>((Etcd::new(&fleet.etcd)?, fleet)))
@@ -151,11 +171,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         bound.push(listen::bind(address).await?);
     }
     let (app, endings) = App::open(sandboxes)?;
-    let mut front = Front::with_e2b(&app, &edge, e2b)?;
+    let mut front = Front::with_e2b(&app, &edge, e2b, ports)?;
     if let Some(tools) = mcp {
         front = front.with_mcp(tools, app.stopping.clone())?;
     }
     let Front { gate, router, .. } = front;
+    app.namespaces
+        .set_line_server(netns::line_server(router.clone())?);
     tokio::spawn(watch_endings(Arc::clone(&app), endings));
     let found = adopt(&app)
         .await

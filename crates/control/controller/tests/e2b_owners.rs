@@ -96,7 +96,7 @@ impl Daemon {
         };
         let (app, _endings) = App::open(Config::below(dir.path())).unwrap();
         let config = E2bConfig::new(None, &[format!("base={SNAPSHOT}")]).unwrap();
-        let front = Front::with_e2b(&app, &edge, Some(config)).unwrap();
+        let front = Front::with_e2b(&app, &edge, Some(config), Default::default()).unwrap();
         publish(&app, SNAPSHOT, ID);
         let ownership = Ownership {
             owner: "a".into(),
@@ -113,6 +113,7 @@ impl Daemon {
             memory_mib: 1,
             vcpus: 1,
             disk_bytes: 0,
+            ports: Default::default(),
         };
         let paused = WorkspaceRecord {
             network: None,

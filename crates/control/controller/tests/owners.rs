@@ -159,6 +159,21 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
         r#"{"rows": 1, "cols": 1}"#,
         NO_SANDBOX,
     ),
+    ("GET", "/v1/sandboxes/{id}/ports", "", NO_SANDBOX),
+    ("GET", "/v1/sandboxes/{id}/ports/{port}", "", NO_SANDBOX),
+    (
+        "PUT",
+        "/v1/sandboxes/{id}/ports/{port}",
+        r#"{"access": "public"}"#,
+        NO_SANDBOX,
+    ),
+    ("DELETE", "/v1/sandboxes/{id}/ports/{port}", "", NO_SANDBOX),
+    (
+        "GET",
+        "/v1/sandboxes/{id}/ports/{port}/connect",
+        "",
+        NO_SANDBOX,
+    ),
     ("GET", "/v1/sandboxes/{id}/interpreters", "", NO_SANDBOX),
     (
         "POST",
@@ -391,6 +406,7 @@ impl Daemon {
             .replace("{tag}", SNAPSHOT)
             .replace("{name}", if route.contains("tokens") { "a" } else { SPACE })
             .replace("{operation}", &self.operation)
+            .replace("{port}", "80")
             .replace("{pid}", "7");
         let mut request = Request::builder()
             .method(method)
@@ -514,7 +530,13 @@ async fn a_reader_changes_nothing() {
         }
         let (status, text) = daemon.send(&reader, method, route, body).await;
         let what = format!("{method} {route}: {status} {text}");
-        if *method == "GET" && !matches!(*route, "/v1/sandboxes/{id}/terminal" | "/v1/tokens") {
+        let needs_more = matches!(
+            *route,
+            "/v1/sandboxes/{id}/terminal"
+                | "/v1/sandboxes/{id}/ports/{port}/connect"
+                | "/v1/tokens"
+        );
+        if *method == "GET" && !needs_more {
             assert_ne!(code(&text), "forbidden", "{what}");
         } else {
             assert_eq!((status, code(&text)), (403, json!("forbidden")), "{what}");
@@ -546,6 +568,49 @@ async fn ports_are_reached_by_those_who_may_use_the_sandbox() {
             let found = (status, code(&text));
             assert_eq!(found, (403, json!("forbidden")), "{method} {route}: {text}");
         }
+    }
+}
+
+/// The plane of ports is outside of the document, and so of the table. Opening one port opens nothing else.
+#[tokio::test]
+async fn a_port_by_its_headers_is_for_its_owner_unless_it_is_opened() {
+    let daemon = Daemon::new().await;
+    let own = daemon.token("own", "a", Role::Use).await;
+    let reader = daemon.token("reader", "a", Role::Read).await;
+    let other = daemon.token("other", "b", Role::Use).await;
+    let ask = async |token: Option<&str>, port: u16| {
+        let mut request = Request::get("/x")
+            .header("forkd-sandbox-id", ID)
+            .header("forkd-sandbox-port", port);
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let answer = daemon.front.router.clone().oneshot(request).await.unwrap();
+        let status = answer.status().as_u16();
+        let body = axum::body::to_bytes(answer.into_body(), 1 << 16).await;
+        (status, code(&String::from_utf8_lossy(&body.unwrap())))
+    };
+    let route = "/v1/sandboxes/{id}/ports/{port}";
+    for access in ["owner", "token"] {
+        let body = format!(r#"{{"access": "{access}"}}"#);
+        let (status, text) = daemon.send(&own, "PUT", route, &body).await;
+        assert_eq!(status, 200, "{text}");
+        assert_eq!(ask(None, 80).await, (401, json!("missing_token")));
+        assert_eq!(
+            ask(Some(&other), 80).await,
+            (404, json!("sandbox_not_found"))
+        );
+        assert_eq!(ask(Some(&reader), 80).await, (403, json!("forbidden")));
+    }
+    daemon
+        .send(&own, "PUT", route, r#"{"access": "public"}"#)
+        .await;
+    // It is let in, and there is no guest to answer.
+    for token in [None, Some(other.as_str()), Some(&own)] {
+        let (status, _) = ask(token, 80).await;
+        assert!(![401, 403, 404].contains(&status), "{status}");
+        assert_eq!(ask(None, 81).await, (401, json!("missing_token")));
     }
 }
 

@@ -38,6 +38,8 @@ fn children(manifest: &Manifest, count: usize) -> CreateRequest {
         metadata: BTreeMap::new(),
         workspace: None,
         id: None,
+        ports: Default::default(),
+        per_child_netns: false,
     }
 }
 

@@ -43,6 +43,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         | C::HasDependents
         | C::UntrustedSignature
         | C::ContainsSecrets
+        | C::PortInUse
         | C::WrongState => StatusCode::CONFLICT,
         C::SandboxGone => StatusCode::GONE,
         C::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,

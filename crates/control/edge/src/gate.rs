@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use forkd_api::{ErrorCode, Role, routes};
@@ -63,6 +63,9 @@ const GUEST_ROUTES: &[&str] = &[
     routes::PROXY,
     routes::PROXY_ROOT,
     routes::PROXY_PATH,
+    routes::PORTS,
+    routes::PORT,
+    routes::PORT_CONNECT,
     routes::INTERPRETERS,
     routes::INTERPRETER,
     routes::INTERPRETER_RESTART,
@@ -142,12 +145,7 @@ impl Gate {
     }
 
     /// Who sends this `Authorization` header, or the equivalent of another plane.
-    pub fn identify(
-        &self,
-        header: Option<&str>,
-        request: &Request,
-        peer: &Peer,
-    ) -> Result<Actor, Failure> {
+    fn who(&self, header: Option<&str>, peer: &Peer) -> Result<Actor, Failure> {
         if let Some(user) = &peer.trusted {
             // Root and the daemon's user can read its files anyway, so they need no token. A valid token still says for
             // which owner they act.
@@ -162,10 +160,48 @@ impl Gate {
             Failure::new(code, message)
                 .with_hint("send the header Authorization: Bearer <token> (FORKD_TOKEN)")
         })?;
-        if peer.address.is_some() && !self.auth.is_required() {
+        Ok(actor)
+    }
+
+    /// The same for a request whose host is not checked yet: one without a token must come to a host of this daemon, and
+    /// not from a web page of elsewhere.
+    pub fn identify(
+        &self,
+        header: Option<&str>,
+        request: &Request,
+        peer: &Peer,
+    ) -> Result<Actor, Failure> {
+        let actor = self.who(header, peer)?;
+        if self.is_open_to(peer) {
             self.hosts.check(request.uri(), request.headers())?;
         }
         Ok(actor)
+    }
+
+    /// The same for a request to a host name that the plane has recognised as one of its own.
+    pub fn identify_by_name(
+        &self,
+        header: Option<&str>,
+        request: &Request,
+        peer: &Peer,
+    ) -> Result<Actor, Failure> {
+        let actor = self.who(header, peer)?;
+        if self.is_open_to(peer) {
+            origin::check_origin(request.uri(), request.headers())?;
+        }
+        Ok(actor)
+    }
+
+    /// Whether a peer needs no token although any program of the host could be that peer, a browser included.
+    fn is_open_to(&self, peer: &Peer) -> bool {
+        peer.address.is_some() && !self.auth.is_required()
+    }
+
+    /// Whether the headers carry a token of this daemon.
+    pub fn holds_token(&self, headers: &HeaderMap) -> bool {
+        let header = headers.get(header::AUTHORIZATION);
+        let header = header.and_then(|value| value.to_str().ok());
+        header.is_some() && self.auth.is_required() && self.auth.check(header).is_ok()
     }
 
     /// Whether an identified request is let in.
@@ -309,9 +345,13 @@ pub fn needed_role(method: &Method, route: Option<&str>) -> Role {
         Some(route) if ADMIN_ROUTES.contains(&route) => Role::Admin,
         Some(routes::NODE) if *method != Method::GET => Role::Admin,
         // A GET by its method, and a shell by what it does.
-        Some(routes::TERMINAL | routes::PROXY | routes::PROXY_ROOT | routes::PROXY_PATH) => {
-            Role::Use
-        }
+        Some(
+            routes::TERMINAL
+            | routes::PORT_CONNECT
+            | routes::PROXY
+            | routes::PROXY_ROOT
+            | routes::PROXY_PATH,
+        ) => Role::Use,
         // Each call of a tool is a request of its own with the role of its route.
         Some(routes::MCP) => Role::Read,
         _ if matches!(*method, Method::GET | Method::HEAD) => Role::Read,

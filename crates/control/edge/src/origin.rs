@@ -51,35 +51,44 @@ impl Hosts {
 
     /// Refuses a request of a web page from elsewhere.
     pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
-        let host = match uri.authority() {
-            Some(authority) => Some(authority.clone()),
-            None => text(headers, &header::HOST).and_then(|host| host.parse().ok()),
-        };
-        let Some(host) = host.filter(|host: &Authority| self.accept(host)) else {
+        if host(uri, headers).is_none_or(|host| !self.accept(&host)) {
             return Err(refused(
                 "the Host header names no host of this daemon",
                 "use http://127.0.0.1 or http://localhost, send a token, or start the daemon with --allow-host NAME",
             ));
-        };
-        let foreign = match text(headers, &header::ORIGIN) {
-            None => false,
-            // A page of the daemon's own host and port. "null" does not parse.
-            Some(origin) => origin
-                .parse::<Uri>()
-                .ok()
-                .and_then(|origin| origin.into_parts().authority)
-                .is_none_or(|origin| origin != host),
-        };
-        let cross_site =
-            text(headers, &FETCH_SITE).is_some_and(|site| !matches!(site, "same-origin" | "none"));
-        if foreign || cross_site {
-            return Err(refused(
-                "the request comes from a web page of another origin",
-                "send a token, or use a client that is no browser",
-            ));
         }
-        Ok(())
+        check_origin(uri, headers)
     }
+}
+
+fn host(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
+    match uri.authority() {
+        Some(authority) => Some(authority.clone()),
+        None => text(headers, &header::HOST).and_then(|host| host.parse().ok()),
+    }
+}
+
+/// Refuses a request of a web page whose origin is not the host of the request.
+pub fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    let host = host(uri, headers);
+    let foreign = match text(headers, &header::ORIGIN) {
+        None => false,
+        // A page of the daemon's own host and port. "null" does not parse.
+        Some(origin) => origin
+            .parse::<Uri>()
+            .ok()
+            .and_then(|origin| origin.into_parts().authority)
+            .is_none_or(|origin| Some(origin) != host),
+    };
+    let cross_site =
+        text(headers, &FETCH_SITE).is_some_and(|site| !matches!(site, "same-origin" | "none"));
+    if foreign || cross_site {
+        return Err(refused(
+            "the request comes from a web page of another origin",
+            "send a token, or use a client that is no browser",
+        ));
+    }
+    Ok(())
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {

@@ -5,4 +5,5 @@
 
 pub mod e2b;
 pub mod guest;
+pub mod ports;
 pub mod rest;

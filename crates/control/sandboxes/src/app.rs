@@ -20,6 +20,7 @@ use crate::error::{Error, chain};
 use crate::events::Events;
 use crate::launch::{Demand, Dirs, Launcher, NetLauncher};
 use crate::limits::{CutSlot, Limits};
+use crate::netns::Namespaces;
 use crate::ops::images::{self, Operations};
 use crate::ops::writing::WritingTags;
 use crate::owners::SnapshotOwners;
@@ -62,6 +63,8 @@ pub struct App {
     pub operations: Operations,
     /// One at a time for each workspace.
     pub workspace_locks: crate::ops::workspaces::Locks,
+    /// Network namespaces of children.
+    pub namespaces: Namespaces,
 }
 
 /// How long to wait before a process that does not end is killed again.
@@ -106,6 +109,7 @@ impl App {
             endings,
         );
         let net = NetLauncher::new(config.network.clone(), config.run_dir.join("net.sock"));
+        let namespaces = Namespaces::new(config.run_dir.join("netns"));
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let limits = Limits::new(&config);
         let owners = SnapshotOwners::open(&db).context("the owners of snapshots cannot be read")?;
@@ -130,6 +134,7 @@ impl App {
             stopping: CancellationToken::new(),
             operations: Operations::default(),
             workspace_locks: crate::ops::workspaces::Locks::default(),
+            namespaces,
         });
         Ok((app, receiver))
     }
@@ -257,6 +262,9 @@ impl App {
             tracing::error!(sandbox = %id, error = chain(&error), "not written down");
         }
         drop(lease);
+        if let Some(name) = sandbox.record().netns {
+            self.namespaces.remove(&name).await;
+        }
         let cleanup = {
             let id = id.clone();
             self.blocking(move |app| {

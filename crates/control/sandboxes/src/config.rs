@@ -1,7 +1,7 @@
 //! How the daemon keeps and limits sandboxes, checked.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,6 +51,8 @@ pub struct Config {
     /// The name of this host in a fleet.
     pub node: Option<NodeName>,
     pub network: NetworkConfig,
+    /// Addresses besides the loopback on which ports may be published.
+    pub publish_on: Vec<IpAddr>,
 }
 
 /// How the daemon connects sandboxes to the network.
@@ -96,6 +98,7 @@ impl Config {
                 floor: Vec::new(),
                 resolvers: Vec::new(),
             },
+            publish_on: Vec::new(),
         }
     }
 

@@ -359,7 +359,7 @@ async fn a_dialled_connection_carries_bytes_both_ways() {
         .dial(DialRequest::Tcp(port.to_string()))
         .await
         .unwrap()
-        .into_io();
+        .into_io(std::future::pending());
     let (mut reader, mut writer) = tokio::io::split(io);
     let mut content = vec![0; 3_000_000];
     rand::rng().fill_bytes(&mut content);

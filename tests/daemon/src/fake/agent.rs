@@ -10,15 +10,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forkd_guest_proto::{
-    AGENT_PORT, AgentError, ClockRequest, ClockState, Control, Decoder, Entry, ErrorCode, Event,
-    ExecRequest, ExecResult, ExitStatus, FileInfo, FileKind, Frame, FreezeReport, Hello,
-    IdentityReport, IdentityRequest, Kind, ListResult, Metrics, Outcome, OutputPosition, Pong,
-    QuiesceReport, ReadResult, Request, ResetReport, ResourceUsage, Started, ThawReport,
+    AGENT_PORT, AgentError, ClockRequest, ClockState, Control, Decoder, DialRequest, Entry,
+    ErrorCode, Event, ExecRequest, ExecResult, ExitStatus, FileInfo, FileKind, Frame, FreezeReport,
+    Hello, IdentityReport, IdentityRequest, Kind, ListResult, Metrics, Outcome, OutputPosition,
+    Pong, QuiesceReport, ReadResult, Request, ResetReport, ResourceUsage, Started, ThawReport,
     WriteResult, channel, feature, frame, parse_request, window,
 };
 use forkd_vmm_proto::StopCause;
 use serde::Serialize;
 
+use super::dial;
 use super::faults::{Fault, Step};
 use super::guest::Guest;
 use super::shell::{self, Program};
@@ -72,7 +73,7 @@ fn serve(vm: &Arc<Vm>, mut stream: UnixStream) -> io::Result<()> {
 }
 
 /// A connection of the daemon.
-struct Connection {
+pub(super) struct Connection {
     vm: Arc<Vm>,
     writer: Mutex<UnixStream>,
     requests: Mutex<HashMap<u32, Arc<Input>>>,
@@ -80,7 +81,7 @@ struct Connection {
 
 /// The input of a request.
 #[derive(Default)]
-struct Input {
+pub(super) struct Input {
     state: Mutex<InputState>,
     changed: Condvar,
 }
@@ -113,6 +114,23 @@ impl Input {
         Ok(std::mem::take(&mut state.bytes))
     }
 
+    /// The next bytes; none at the end of the input or when the request was cancelled.
+    pub(super) fn next(&self) -> Option<Vec<u8>> {
+        let mut state = lock(&self.state);
+        while state.bytes.is_empty() && !state.ended && !state.cancelled {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(std::mem::take(&mut state.bytes)).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// The daemon has lost interest in the answer.
+    pub(super) fn is_cancelled(&self) -> bool {
+        lock(&self.state).cancelled
+    }
+
     /// Waits for a time; false if the request was cancelled before.
     fn sleep(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
@@ -133,7 +151,13 @@ impl Input {
 }
 
 impl Connection {
-    fn send(&self, stream: u32, kind: Kind, channel: u8, payload: &[u8]) -> io::Result<()> {
+    pub(super) fn send(
+        &self,
+        stream: u32,
+        kind: Kind,
+        channel: u8,
+        payload: &[u8],
+    ) -> io::Result<()> {
         lock(&self.writer).write_all(&frame::encode(stream, kind, channel, payload))
     }
 
@@ -200,7 +224,7 @@ impl Connection {
         )
     }
 
-    fn event(&self, stream: u32, event: &Event) -> io::Result<()> {
+    pub(super) fn event(&self, stream: u32, event: &Event) -> io::Result<()> {
         self.send(stream, Kind::Event, 0, &serde_json::to_vec(event)?)
     }
 
@@ -259,6 +283,9 @@ impl Connection {
             Request::Freeze(_) => self.with(|_| ok(FreezeReport::default())),
             Request::Thaw => self.with(|_| ok(ThawReport::default())),
             Request::Processes | Request::InterpList => self.with(|_| ok(Vec::<()>::new())),
+            Request::Dial(DialRequest::Tcp(address)) => {
+                return dial::dial(self, stream, &address, input);
+            }
             Request::Shutdown(_) => self.vm.end(StopCause::PowerOff),
             _ => Err(AgentError::new(
                 ErrorCode::Unsupported,
@@ -412,9 +439,9 @@ impl Connection {
 }
 
 /// The value of a response, as JSON.
-type Answer = Result<serde_json::Value, AgentError>;
+pub(super) type Answer = Result<serde_json::Value, AgentError>;
 
-fn ok(value: impl Serialize) -> Answer {
+pub(super) fn ok(value: impl Serialize) -> Answer {
     serde_json::to_value(value)
         .map_err(|error| AgentError::new(ErrorCode::Internal, error.to_string()))
 }

@@ -6,12 +6,13 @@
 //! - `vm` holds the guest, the vCPU gate and the agent's connections.
 //! - `net` is the network device: it sends one segment and reports the answer of the engine.
 //! - `memory` turns a guest into pages and back, so cuts write real layers and page maps.
-//! - `agent` speaks the guest protocol on the vsock socket.
+//! - `agent` speaks the guest protocol on the vsock socket, `dial` connects to ports.
 //!
 //! Invariant: everything a guest knows is in its pages. A child that is restored from a cut knows exactly what the
 //! source knew at the instant of the cut.
 
 mod agent;
+mod dial;
 mod faults;
 mod guest;
 mod memory;

@@ -15,6 +15,7 @@ mod load;
 mod memory_limit;
 mod metrics;
 mod network;
+mod ports;
 mod spawn;
 mod workspace;
 

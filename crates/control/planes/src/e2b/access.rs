@@ -1,11 +1,11 @@
 //! Who may send requests to a sandbox.
 //!
-//! The access token of a sandbox is derived from the key of the daemon and the ID of the sandbox, so it needs no place on
-//! disk and stays the same over a pause. Signed URLs carry a signature that is made with the token.
+//! Access tokens are those of [`crate::ports`]. Signed URLs carry a signature that is made with the token.
 
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use base64::Engine;
 use forkd_sandboxes::clock;
+use forkd_sandboxes::state::Access;
 use forkd_types::SandboxId;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -14,27 +14,7 @@ use super::error::Refusal;
 use super::route::{ENVD_PORT, INTERPRETER_PORT};
 use super::state::E2b;
 use super::text::{query, value};
-
-/// The use of a token. The two kinds differ, so one cannot be used as the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TokenKind {
-    /// Processes and files.
-    Envd,
-    /// Ports of the guest, the interpreter included.
-    Traffic,
-}
-
-/// The token of a sandbox.
-pub fn token(key: &[u8; 32], kind: TokenKind, id: &SandboxId) -> String {
-    let kind = match kind {
-        TokenKind::Envd => "envd",
-        TokenKind::Traffic => "traffic",
-    };
-    let text = format!("forkd e2b {kind} {id}");
-    blake3::keyed_hash(key, text.as_bytes())
-        .to_hex()
-        .to_string()
-}
+use crate::ports::TokenKind;
 
 fn same(a: &str, b: &str) -> bool {
     bool::from(a.as_bytes().ct_eq(b.as_bytes()))
@@ -52,20 +32,19 @@ pub struct Credentials<'a> {
     pub headers: &'a HeaderMap,
 }
 
-/// Refuses a request without a valid token or signature. The ports of a `private` sandbox need a token too.
+/// Refuses a request without a valid token or signature. A port that is not public needs a token too.
 pub fn check(
     e2b: &E2b,
     id: &SandboxId,
     port: u16,
-    private: bool,
+    access: Access,
     sent: Credentials<'_>,
 ) -> Result<(), Refusal> {
     let headers = sent.headers;
     let denied = |message: &str| Refusal::new(StatusCode::UNAUTHORIZED, message);
     let given = header(headers, "x-access-token");
     let is_envd = given.map(|given| same(given, &e2b.token(TokenKind::Envd, id)));
-    let traffic = header(headers, "e2b-traffic-access-token");
-    let is_traffic = traffic.is_some_and(|given| same(given, &e2b.token(TokenKind::Traffic, id)));
+    let is_traffic = e2b.ports.has_token(id, headers);
     let path = sent.uri.path().trim_start_matches('/');
     match port {
         ENVD_PORT if path == "health" => Ok(()),
@@ -92,7 +71,7 @@ pub fn check(
         INTERPRETER_PORT if path == "health" => Ok(()),
         INTERPRETER_PORT if is_traffic || is_envd == Some(true) => Ok(()),
         INTERPRETER_PORT => Err(denied("missing or invalid access token")),
-        _ if !private || is_traffic => Ok(()),
+        _ if access == Access::Public || (access == Access::Token && is_traffic) => Ok(()),
         _ => Err(Refusal::new(
             StatusCode::FORBIDDEN,
             "missing or invalid traffic access token",
@@ -176,19 +155,5 @@ mod tests {
         let mut query = with("x");
         query.push(("signature_expiration".into(), "1".into()));
         assert_eq!(signed("tok", &query, &old), Some((Operation::Read, true)));
-    }
-
-    #[test]
-    fn tokens_differ_by_kind_and_sandbox() {
-        let (a, b) = (SandboxId::from_parts(1, 1), SandboxId::from_parts(1, 2));
-        let key = [7; 32];
-        let tokens = [
-            token(&key, TokenKind::Envd, &a),
-            token(&key, TokenKind::Envd, &b),
-            token(&key, TokenKind::Traffic, &a),
-            token(&[8; 32], TokenKind::Envd, &a),
-        ];
-        let different: std::collections::BTreeSet<_> = tokens.iter().collect();
-        assert_eq!(different.len(), tokens.len());
     }
 }

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use forkd_types::Tag;
 use thiserror::Error;
 
+use crate::ports::Domain;
+
 /// How the E2B plane is set up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct E2bConfig {
     /// The domain under which sandboxes have host names (`PORT-ID.domain`), with a port if it is not the usual one.
-    pub domain: Option<String>,
+    pub domain: Option<Domain>,
     /// Template names that stand for snapshots of another name.
     pub templates: BTreeMap<String, Tag>,
 }
@@ -28,7 +30,9 @@ pub enum InvalidSetting {
 impl E2bConfig {
     /// Checks the settings as they were typed.
     pub fn new(domain: Option<&str>, templates: &[String]) -> Result<Self, InvalidSetting> {
-        let domain = domain.map(checked_domain).transpose()?;
+        let parse =
+            |text: &str| Domain::new(text).ok_or_else(|| InvalidSetting::Domain(text.to_owned()));
+        let domain = domain.map(parse).transpose()?;
         let templates = templates
             .iter()
             .map(|text| {
@@ -44,30 +48,7 @@ impl E2bConfig {
 
     /// The domain without its port.
     pub fn host(&self) -> Option<&str> {
-        let domain = self.domain.as_deref()?;
-        Some(domain.split_once(':').map_or(domain, |(host, _)| host))
-    }
-}
-
-fn checked_domain(text: &str) -> Result<String, InvalidSetting> {
-    let (host, port) = match text.split_once(':') {
-        Some((host, port)) => (host, Some(port)),
-        None => (text, None),
-    };
-    let is_label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && !label.starts_with('-')
-            && label
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-    };
-    let valid = host.len() <= 200
-        && host.split('.').all(is_label)
-        && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
-    if valid {
-        Ok(text.to_owned())
-    } else {
-        Err(InvalidSetting::Domain(text.to_owned()))
+        self.domain.as_ref().map(Domain::host)
     }
 }
 

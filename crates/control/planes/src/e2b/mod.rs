@@ -36,6 +36,7 @@ use forkd_edge::gate::Gate;
 use forkd_sandboxes::app::App;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::ports::Ports;
 pub use config::E2bConfig;
 pub use control::ROUTES as CONTROL_ROUTES;
 use error::Refusal;
@@ -61,9 +62,10 @@ pub fn front(
     app: &Arc<App>,
     config: E2bConfig,
     gate: &Gate,
+    ports: &Arc<Ports>,
     others: Router,
-) -> anyhow::Result<Router> {
-    let e2b = Arc::new(E2b::open(Arc::clone(app), config)?);
+) -> Router {
+    let e2b = Arc::new(E2b::new(Arc::clone(app), config, Arc::clone(ports)));
     let guarded = |router: Router<Arc<E2b>>, surface: Surface| {
         let scheme = Arc::new(scheme::E2bScheme {
             e2b: Arc::clone(&e2b),
@@ -87,7 +89,7 @@ pub fn front(
         let planes = planes.clone();
         async move { planes.serve(request).await }
     });
-    Ok(Router::new().fallback_service(service))
+    Router::new().fallback_service(service)
 }
 
 impl Planes {

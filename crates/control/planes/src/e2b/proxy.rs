@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use forkd_api::ErrorCode;
 use forkd_edge::extract::Held;
@@ -11,29 +11,23 @@ use forkd_edge::extract::Held;
 use super::error::{Answer, Refusal};
 use super::state::E2b;
 use super::target::Reached;
-use crate::rest::proxy::pass_on;
-
-/// Headers of the protocol that the server in the guest does not get.
-const NOT_PASSED: &[&str] = &[
-    "e2b-sandbox-id",
-    "e2b-sandbox-port",
-    "e2b-traffic-access-token",
-    "x-access-token",
-    "x-api-key",
-];
+use crate::ports::pass::pass_on;
 
 /// Every path is the guest's.
 pub fn router() -> Router<Arc<E2b>> {
     Router::new().fallback(proxy)
 }
 
-async fn proxy(reached: Reached, held: Held, mut request: Request) -> Answer<Response> {
+async fn proxy(
+    State(e2b): State<Arc<E2b>>,
+    reached: Reached,
+    held: Held,
+    mut request: Request,
+) -> Answer<Response> {
     if reached.port == 0 {
         return Err(Refusal::bad("a port is 1 to 65535"));
     }
-    for name in NOT_PASSED {
-        request.headers_mut().remove(*name);
-    }
+    e2b.ports.strip(request.headers_mut());
     let sent = request.uri().path_and_query();
     let target = sent.map_or("/", |sent| sent.as_str()).parse();
     let target = target.map_err(|_| Refusal::bad("the path cannot be passed on"))?;

@@ -4,7 +4,7 @@
 //! connection. A control path with a key comes first: early SDKs put the headers of a sandbox on control requests.
 
 use axum::http::uri::PathAndQuery;
-use axum::http::{HeaderMap, Request, Uri, header};
+use axum::http::{HeaderMap, Request, Uri};
 use forkd_types::SandboxId;
 
 use super::state::E2b;
@@ -58,7 +58,11 @@ pub fn classify<B>(e2b: &E2b, request: &Request<B>) -> Option<(Surface, Option<T
         return Some((Surface::Control, None));
     }
     let target = by_headers(headers)
-        .or_else(|| by_host(e2b.config.host()?, request.uri(), headers))
+        .or_else(|| {
+            let domain = e2b.config.domain.as_ref()?;
+            let (port, id) = domain.names(request.uri(), headers)?;
+            Some(Target::new(&id, port))
+        })
         .or_else(|| by_signature(e2b, request.uri()));
     if let Some(target) = target {
         let surface = match target.port {
@@ -80,17 +84,6 @@ fn by_headers(headers: &HeaderMap) -> Option<Target> {
         None => ENVD_PORT,
     };
     Some(Target::new(id, port))
-}
-
-fn by_host(domain: &str, uri: &Uri, headers: &HeaderMap) -> Option<Target> {
-    let host = match uri.host() {
-        Some(host) => host,
-        None => headers.get(header::HOST)?.to_str().ok()?,
-    };
-    let host = host.split_once(':').map_or(host, |(host, _)| host);
-    let label = host.strip_suffix(domain)?.strip_suffix('.')?;
-    let (port, id) = label.split_once('-')?;
-    Some(Target::new(id, port.parse().ok()?))
 }
 
 /// A signed URL names no sandbox: the sandbox is the one whose token makes the signature.
@@ -155,27 +148,6 @@ mod tests {
             "/sandboxesx",
         ] {
             assert!(!is_control(path), "{path}");
-        }
-    }
-
-    #[test]
-    fn hosts_name_a_port_and_a_sandbox() {
-        let id = "sb0123456789abcdef01234567";
-        let mut headers = HeaderMap::new();
-        let host = format!("3000-{id}.box.test:8443");
-        headers.insert(header::HOST, host.parse().unwrap());
-        let uri = Uri::from_static("/x");
-        let target = by_host("box.test", &uri, &headers).unwrap();
-        assert_eq!((target.id.unwrap().as_str(), target.port), (id, 3000));
-        assert!(by_host("other.test", &uri, &headers).is_none());
-        for bad in [
-            "box.test",
-            "api.box.test",
-            "x-y.box.test",
-            "70000-a.box.test",
-        ] {
-            headers.insert(header::HOST, bad.parse().unwrap());
-            assert!(by_host("box.test", &uri, &headers).is_none(), "{bad}");
         }
     }
 

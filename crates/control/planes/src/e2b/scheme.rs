@@ -18,7 +18,7 @@ use forkd_edge::origin;
 use super::access;
 use super::error::Refusal;
 use super::route::Surface;
-use super::state::{E2b, labels};
+use super::state::E2b;
 use super::target::Target;
 
 /// The owner under which requests to sandboxes that do not run are counted.
@@ -66,13 +66,13 @@ impl E2bScheme {
             return Ok(unknown);
         };
         let record = sandbox.record();
-        let private = record.labels.contains_key(labels::PRIVATE_TRAFFIC);
+        let access = record.ports.access(target.port);
         let sent = access::Credentials {
             method: request.method(),
             uri: request.uri(),
             headers: request.headers(),
         };
-        access::check(&self.e2b, &sandbox.id, target.port, private, sent).map_err(|refusal| {
+        access::check(&self.e2b, &sandbox.id, target.port, access, sent).map_err(|refusal| {
             Failure::new(ErrorCode::InvalidToken, refusal.message).with_status(refusal.status)
         })?;
         Ok(Actor {

@@ -74,13 +74,13 @@ impl FromRequestParts<Arc<E2b>> for Reached {
         if !kept.labels.contains_key(labels::AUTO_RESUME) {
             return Err(gone());
         }
-        let private = kept.labels.contains_key(labels::PRIVATE_TRAFFIC);
+        let access = kept.ports.access(port);
         let sent = access::Credentials {
             method: &parts.method,
             uri: &parts.uri,
             headers: &parts.headers,
         };
-        access::check(e2b, &id, port, private, sent)?;
+        access::check(e2b, &id, port, access, sent)?;
         let expires = clock::unix().saturating_add(RESUMED_SECS);
         let sandbox = pause::resume(&e2b.app, &id, Some(expires)).await?;
         Ok(Self { sandbox, port })

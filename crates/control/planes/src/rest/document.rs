@@ -172,7 +172,9 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         }
         ("post", routes::HUB_CHECK) => &[ARTIFACT],
         ("post", routes::HUB_UNPACK) => &[ARTIFACT, CUT, LAUNCH],
-        ("post", routes::SANDBOXES) => &[FROM_TAG, LAUNCH, IDEMPOTENT, NETWORK],
+        ("post", routes::SANDBOXES) => &[FROM_TAG, LAUNCH, IDEMPOTENT, NETWORK, &[C::PortInUse]],
+        ("get", routes::PORT_CONNECT) => &[&[C::PortClosed]],
+        ("put" | "delete", routes::PORT) => &[OWNER, &[C::PortInUse]],
         ("delete", routes::SANDBOX) => &[OWNER],
         ("patch", routes::SANDBOX) => &[OWNER, NETWORK, &[C::Unsupported]],
         ("put" | "patch", routes::NETWORK) => &[OWNER, NETWORK],

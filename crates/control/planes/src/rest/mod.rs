@@ -14,8 +14,9 @@ mod interpreters;
 mod network;
 mod node;
 mod owned;
+mod ports;
 mod processes;
-pub(crate) mod proxy;
+mod proxy;
 mod range;
 pub(crate) mod sandboxes;
 mod snapshots;
@@ -36,6 +37,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::ports::Ports;
 use forkd_edge::errors::Failure;
 use forkd_edge::tokens::Tokens;
 use forkd_sandboxes::app::App;
@@ -133,6 +135,9 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(network::flows))
         .routes(routes!(network::log))
         .routes(routes!(network::reset))
+        .routes(routes!(ports::list))
+        .routes(routes!(ports::get, ports::set, ports::forget))
+        .routes(routes!(ports::connect))
         .routes(routes!(sandboxes::pause))
         .routes(routes!(sandboxes::resume))
         .routes(routes!(sandboxes::logs))
@@ -182,7 +187,7 @@ pub fn openapi_text() -> String {
 }
 
 /// The REST plane, without the gate of the front door.
-pub fn router(app: Arc<App>, tokens: Arc<Tokens>) -> Router {
+pub fn router(app: Arc<App>, tokens: Arc<Tokens>, ports: Arc<Ports>) -> Router {
     let health = Arc::new(health::of_daemon(&app));
     let (router, mut document) = api().split_for_parts();
     document::complete(&mut document);
@@ -214,6 +219,7 @@ pub fn router(app: Arc<App>, tokens: Arc<Tokens>) -> Router {
         ))
         .layer(axum::Extension(health))
         .layer(axum::Extension(tokens))
+        .layer(axum::Extension(ports))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
         .layer(axum::extract::DefaultBodyLimit::disable())
@@ -235,7 +241,7 @@ async fn wrong_method(request: Request) -> Failure {
     .with_hint("the Allow header says what it takes")
 }
 
-fn panicked(panic: Box<dyn std::any::Any + Send + 'static>) -> Response {
+pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send + 'static>) -> Response {
     let what = panic
         .downcast_ref::<String>()
         .map(String::as_str)

@@ -234,6 +234,8 @@ pub async fn start(
         metadata: checked_metadata(request.metadata.clone())?,
         workspace: None,
         id: None,
+        ports: super::ports::wished(&app, &request.ports, request.n as usize)?,
+        per_child_netns: request.per_child_netns,
     };
     check_visible(&app, &actor, &wish.tag)?;
     let wait = request.wait;
@@ -287,6 +289,7 @@ pub async fn update(
         labels: request.labels.map(checked_labels).transpose()?,
         limits,
         network: request.network.map(checked_network).transpose()?,
+        port: None,
     };
     let (sender, done) = oneshot::channel();
     sandbox.ask(Ask::Update(changes, sender))?;

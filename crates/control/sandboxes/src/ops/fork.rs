@@ -58,6 +58,8 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         metadata: record.metadata,
         workspace: None,
         id: None,
+        ports: record.ports.of_fork(),
+        per_child_netns: false,
     };
     let made = cut(&sandbox, Destination::Live, CutMode::Diff, fork.freeze).await?;
     drop(cut_slot);

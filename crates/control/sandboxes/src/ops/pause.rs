@@ -61,6 +61,7 @@ fn settings(record: SandboxRecord) -> SuspendedSandbox {
         memory_mib: record.memory_mib,
         vcpus: record.vcpus,
         disk_bytes: record.disks.first().map_or(0, |disk| disk.base.bytes),
+        ports: record.ports,
     }
 }
 

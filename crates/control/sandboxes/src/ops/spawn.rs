@@ -23,7 +23,8 @@ use crate::sandbox::birth::{Birth, Launch};
 use crate::sandbox::disk_budget;
 use crate::sandbox::{SandboxHandle, SourceSnapshot, owner};
 use crate::state::{
-    DiskStack, LayerRef, NetworkRecord, OnExpiry, RECORD_VERSION, SandboxRecord, StoredState,
+    DiskStack, LayerRef, NetworkRecord, OnExpiry, PortsRecord, RECORD_VERSION, SandboxRecord,
+    StoredState,
 };
 use crate::trace::{self, TARGET};
 
@@ -55,6 +56,9 @@ pub struct CreateRequest {
     pub workspace: Option<String>,
     /// Use this ID; only with one child.
     pub id: Option<SandboxId>,
+    pub ports: PortsRecord,
+    /// Give each child a network namespace, if the daemon may.
+    pub per_child_netns: bool,
 }
 
 impl CreateRequest {
@@ -268,5 +272,8 @@ fn record(
         inherited_disk_bytes,
         agent: manifest.versions.agent.clone(),
         numpy: manifest.versions.numpy.clone(),
+        ports: request.ports.clone(),
+        per_child_netns: request.per_child_netns,
+        netns: None,
     }
 }

@@ -20,7 +20,7 @@ use crate::ops::branch;
 use crate::ops::snapshots;
 use crate::ops::spawn::{CreateRequest, create};
 use crate::sandbox::{CutMode, Destination};
-use crate::state::{NetworkRecord, OnExpiry, RECORD_VERSION, WorkspaceRecord};
+use crate::state::{NetworkRecord, OnExpiry, PortsRecord, RECORD_VERSION, WorkspaceRecord};
 
 /// One request at a time for each workspace. A name takes memory only while a request uses it.
 #[derive(Debug, Default)]
@@ -202,6 +202,8 @@ pub(super) fn request(app: &App, record: &WorkspaceRecord, tag: Tag) -> CreateRe
         metadata: BTreeMap::new(),
         workspace: Some(record.name.to_string()),
         id: record.sandbox.clone(),
+        ports: PortsRecord::default(),
+        per_child_netns: record.per_child_netns,
     };
     match record.of_sandbox.as_deref().cloned() {
         None => bare,
@@ -212,6 +214,7 @@ pub(super) fn request(app: &App, record: &WorkspaceRecord, tag: Tag) -> CreateRe
             env: kept.env,
             metadata: kept.metadata,
             workspace: None,
+            ports: kept.ports,
             ..bare
         },
     }

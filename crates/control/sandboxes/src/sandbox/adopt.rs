@@ -88,6 +88,9 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
             _ => counts.adopted += 1,
         }
     }
+    let used = app.sandboxes.list();
+    let used = used.iter().filter_map(|sandbox| sandbox.record().netns);
+    app.namespaces.keep_only(&used.collect()).await;
     sweep(app).await?;
     app.drop_volatile().await?;
     Ok(counts)

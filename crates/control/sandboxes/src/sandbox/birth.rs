@@ -143,6 +143,13 @@ async fn fill_shell(
             seconds: limit.as_secs(),
         })
     })?;
+    let host_ports = owner.bind_ports().await?;
+    let netns = match sandbox.record().per_child_netns {
+        true => app.namespaces.create().await,
+        false => None,
+    };
+    // Before the record is durable: whatever ends this sandbox removes it.
+    sandbox.update(|record| record.netns.clone_from(&netns));
     metrics::histogram!("forkd_ready_seconds").record(started.elapsed().as_secs_f64());
     owner
         .save(|record| {
@@ -150,8 +157,17 @@ async fn fill_shell(
             record.state = StoredState::Running;
             record.hostname = Some(report.hostname);
             record.ready_us = Some(clock::micros(started.elapsed()));
+            for (port, listener) in &host_ports {
+                if let Some(settings) = record.ports.ports.get_mut(port) {
+                    settings.host = Some(listener.address);
+                }
+            }
         })
         .await?;
+    owner.open_ports(host_ports).await;
+    if let Some(name) = &netns {
+        app.namespaces.serve(sandbox, name);
+    }
     sandbox.step(Step::Ready);
     app.events.tell(EventKind::SandboxReady, &sandbox.id, None);
     // The answer to the client does not wait for it.
@@ -282,6 +298,10 @@ async fn take_over(
         owner.call(Command::Resume, &[]).await?;
     }
     thaw_left(sandbox);
+    owner.open_ports_again().await;
+    if let Some(name) = &record.netns {
+        app.namespaces.serve(sandbox, name);
+    }
     if let Some(unfinished) = record.rolling_back {
         // Going back a second time leads to the same state.
         let (done, _) = oneshot::channel();

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::owner::Ask;
 use super::state::{Phase, Step};
 use crate::error::{Error, chain};
+use crate::ports::Published;
 use crate::state::SandboxRecord;
 
 /// Where the agent is by convention inside a sandbox's network namespace.
@@ -50,6 +51,10 @@ pub struct SandboxHandle {
     /// Repeats the phase for those who wait for it.
     phases: watch::Sender<Phase>,
     agent: tokio::sync::Mutex<Option<Client>>,
+    /// Cancelled at the next roll-back.
+    era: Mutex<CancellationToken>,
+    /// Host ports of the guest's ports; the owner opens and closes them.
+    pub published: Published,
 }
 
 impl std::fmt::Debug for SandboxHandle {
@@ -82,6 +87,8 @@ impl SandboxHandle {
             }),
             phases: watch::Sender::new(Phase::Launching),
             agent: tokio::sync::Mutex::new(None),
+            era: Mutex::default(),
+            published: Published::default(),
         };
         (sandbox, receiver)
     }
@@ -158,7 +165,7 @@ impl SandboxHandle {
         SandboxInfo {
             id: record.id.to_string(),
             snapshot_tag: record.tag.to_string(),
-            netns: None,
+            netns: record.netns.clone(),
             guest_addr: GUEST_ADDR.to_owned(),
             created_at_unix: record.created_at_unix,
             pid: record.pid.filter(|_| live.phase != Phase::Failed),
@@ -249,6 +256,20 @@ impl SandboxHandle {
     ) -> Result<(Client, Result<Identified, forkd_agent_client::Error>), ConnectError> {
         let options = agent_options(timeout);
         Client::wake_vsock(&self.vsock, AGENT_PORT, options, request, deadline).await
+    }
+
+    /// A token of the present era: it is cancelled when the sandbox is rolled back.
+    pub fn era(&self) -> CancellationToken {
+        self.era
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Breaks every connection to a port of the guest, because the guest went back.
+    pub(super) fn end_era(&self) {
+        let mut era = self.era.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *era).cancel();
     }
 
     /// Keeps a connection for later requests, or forgets the one there is.

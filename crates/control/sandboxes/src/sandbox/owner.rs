@@ -24,6 +24,7 @@ use super::checkpoint::{self, CheckpointAsk};
 use super::cut::{self, CutAsk};
 use super::handle::SandboxHandle;
 use super::network::NetworkChange;
+use super::ports::{HostPort, PortChange};
 use super::state::Step;
 use crate::app::App;
 use crate::clock;
@@ -68,6 +69,7 @@ pub struct Changes {
     /// The memory limit in MiB and the other limits, all of them.
     pub limits: Option<(Option<u64>, HostLimits)>,
     pub network: Option<NetworkChange>,
+    pub port: Option<PortChange>,
 }
 
 impl Ask {
@@ -377,7 +379,7 @@ impl SandboxOwner {
     /// Changes what users may set. New limits are in force before the record has them; a network policy is durable before
     /// it is in force.
     async fn update(&mut self, changes: Changes) -> Result<(), Error> {
-        let changes = changes.resolved(&self.sandbox)?;
+        let mut changes = changes.resolved(&self.sandbox)?;
         if let Some(NetworkChange::Replace(policy)) = &changes.network {
             self.app.check_network(policy)?;
         }
@@ -387,7 +389,14 @@ impl SandboxOwner {
             self.app.launcher.set_limits(id, limits).await?;
         }
         let network = changes.network.is_some() && self.app.net.is_installed();
+        let host_port = match &mut changes.port {
+            Some(change) => Some(HostPort::bound(&self.sandbox, change).await?),
+            None => None,
+        };
         self.save(|record| changes.apply(record)).await?;
+        if let Some(host_port) = host_port {
+            host_port.settle(&self.sandbox).await;
+        }
         if network {
             self.enforce_network().await?;
         }
@@ -468,6 +477,9 @@ impl Changes {
             let policy = change.applied(&sandbox.record().network.policy())?;
             self.network = Some(NetworkChange::Replace(policy));
         }
+        if let Some(change) = &self.port {
+            change.check(&sandbox.record().ports)?;
+        }
         Ok(self)
     }
 
@@ -484,6 +496,9 @@ impl Changes {
         }
         if let Some(NetworkChange::Replace(policy)) = self.network {
             record.network = record.network.next(&policy);
+        }
+        if let Some(change) = self.port {
+            change.apply(&mut record.ports);
         }
     }
 }

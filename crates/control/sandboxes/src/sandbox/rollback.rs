@@ -46,6 +46,7 @@ pub(super) async fn rollback(
             return Err(error);
         }
     };
+    owner.sandbox.end_era();
     metrics::histogram!("forkd_rollback_pause_seconds").record(report.pause_us as f64 / 1e6);
     owner.reset_network().await;
     settle(owner, &target, &layers).await?;

@@ -9,6 +9,7 @@
 
 mod network;
 mod owners;
+mod ports;
 mod records;
 mod schema;
 mod tables;
@@ -23,6 +24,7 @@ use tokio::sync::oneshot;
 
 pub use network::{LimitsRecord, NetworkRecord};
 pub use owners::{IssuedTokens, TokenHash};
+pub use ports::{Access, PortRecord, PortsRecord};
 pub use records::{
     BuiltRecord, CheckpointRecord, DiskStack, LayerRef, OnExpiry, RECORD_VERSION, SandboxRecord,
     StoredState, SuspendedSandbox, WorkspaceRecord,

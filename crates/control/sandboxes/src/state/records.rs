@@ -11,6 +11,7 @@ use forkd_vmm_proto::ImageId;
 use serde::{Deserialize, Serialize};
 
 use super::network::NetworkRecord;
+use super::ports::PortsRecord;
 use crate::host_limits::HostLimits;
 
 /// Where a sandbox was when it was last written down.
@@ -154,6 +155,14 @@ pub struct SandboxRecord {
     /// Version of NumPy in the warm interpreter.
     #[serde(default)]
     pub numpy: String,
+    #[serde(default)]
+    pub ports: PortsRecord,
+    /// A network namespace was asked for.
+    #[serde(default)]
+    pub per_child_netns: bool,
+    /// Its name, if the daemon could make one.
+    #[serde(default)]
+    pub netns: Option<String>,
 }
 
 /// The only engine there was before records named one.
@@ -265,6 +274,9 @@ impl SandboxRecord {
             inherited_disk_bytes: 0,
             agent: String::new(),
             numpy: String::new(),
+            ports: PortsRecord::default(),
+            per_child_netns: false,
+            netns: None,
         }
     }
 
@@ -440,6 +452,8 @@ pub struct SuspendedSandbox {
     pub vcpus: u8,
     /// Size of the root disk.
     pub disk_bytes: u64,
+    #[serde(default)]
+    pub ports: PortsRecord,
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod man;
 mod mcp;
 mod network;
 mod node;
+mod ports;
 mod quickstart;
 mod sandbox;
 mod snapshot;
@@ -37,6 +38,7 @@ pub use man::ManArgs;
 pub use mcp::{McpArgs, McpClient, McpCommand, McpInstallArgs, ToolArgs};
 pub use network::{NetArgs, NetCommand, NetworkArgs, joined};
 pub use node::{GatewayArgs, NodeArgs, NodeCommand};
+pub use ports::{ForwardArgs, PortsArgs, PublishArgs};
 pub use quickstart::QuickstartArgs;
 pub use sandbox::{
     BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LimitsArgs, LogsArgs, LsArgs,
@@ -226,6 +228,10 @@ pub enum Command {
     Store(StoreArgs),
     /// Show and change the network of a sandbox
     Net(NetArgs),
+    /// Show the ports of a sandbox, and set who may use them
+    Ports(PortsArgs),
+    /// Reach ports of a sandbox on local ports
+    Forward(ForwardArgs),
     /// Manage named sandboxes that can be suspended
     Workspace(WorkspaceArgs),
     /// Create, list and revoke tokens

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{DaemonArgs, LimitArgs, NetworkArgs, pair};
+use super::{DaemonArgs, LimitArgs, NetworkArgs, PublishArgs, pair};
 
 /// Arguments of `forkd spawn`.
 #[derive(Debug, Args)]
@@ -14,13 +14,15 @@ use super::{DaemonArgs, LimitArgs, NetworkArgs, pair};
   \
     forkd spawn --tag py --allow api.example:443     reach one host and nothing else
   \
+    forkd spawn --tag py --publish 8080:80           reach port 80 of the child at 127.0.0.1:8080
+  \
     forkd spawn --sandbox sb-… -n 3                  fork a running sandbox; it goes on running")]
 pub struct SpawnArgs {
     /// Snapshot to fork from
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
     /// Running sandbox to fork instead; the children inherit its limits and, without --net, its network policy
-    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns", "publish"])]
     pub sandbox: Option<String>,
     /// Freeze the processes in the running sandbox for the cut; the pause is longer
     #[arg(long, requires = "sandbox")]
@@ -52,6 +54,8 @@ pub struct SpawnArgs {
     #[command(flatten)]
     pub network: NetworkArgs,
     #[command(flatten)]
+    pub publish: PublishArgs,
+    #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
     pub daemon: DaemonArgs,
@@ -63,7 +67,10 @@ pub struct SpawnArgs {
     after_help = "The children live as long as this command. It deletes them when --settle-secs is over, on\n\
     Ctrl-C and on SIGTERM. `forkd spawn` starts children that stay.\n\nExamples:\n  \
     forkd fork --tag py -n 100                        fork a hundred children from a snapshot\n  \
-    forkd fork --sandbox sb-… -n 3 --settle-secs 600  copy a running sandbox for ten minutes"
+    forkd fork --sandbox sb-… -n 3 --settle-secs 600  copy a running sandbox for ten minutes\n\n\
+    The agent of a single child is also reached at FORKD_TARGET, or at 10.42.0.2:8888 where this host\n\
+    has that address (as root the command adds it to the loopback interface). The published Sandbox\n\
+    class of Python uses that address."
 )]
 pub struct ForkArgs {
     /// Snapshot to fork from

@@ -6,6 +6,7 @@ use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
 use serde_json::json;
 
 use super::children::{end, start, warn_without_limit};
+use super::door::Door;
 use super::spawn::outcome;
 use crate::args::ForkArgs;
 use crate::daemon::{block_on, connect};
@@ -23,6 +24,11 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
         // Installed before the first child starts, so that no signal leaves a child behind.
         let mut stop = Stop::listen()?;
         let mut stopping = false;
+        // Before the first child starts: a client may look for its child at once.
+        let door = match args.n == 1 && !args.per_child_netns {
+            true => Door::open(&client, ui).await?,
+            false => None,
+        };
         let started = Instant::now();
         let starting = start(&client, args.sandbox.as_deref(), args.freeze, request(args));
         tokio::pin!(starting);
@@ -45,12 +51,18 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
             .filter(|child| child.state != SandboxState::Failed)
             .count();
         warn_without_limit(args.limits.memory_mib(), &children, ui);
+        if let (Some(door), [child]) = (&door, children.as_slice()) {
+            door.lead_to(&child.id);
+        }
         let reported = report(args, ui, &children, wall, alive);
         if !stopping && reported.is_ok() {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(args.settle_secs)) => {}
                 _ = stop.asked() => {}
             }
+        }
+        if let Some(door) = door {
+            door.close().await;
         }
         end(&client, &children).await;
         reported?;

@@ -6,12 +6,15 @@ mod branch;
 mod checkpoint;
 mod children;
 mod cleanup;
+mod client_process;
 mod completions;
 mod cp;
 mod doctor;
+mod door;
 mod eval;
 mod exec;
 mod fork;
+mod forward;
 mod gateway;
 mod hub;
 mod image;
@@ -27,6 +30,7 @@ mod net;
 mod node;
 mod own_snapshot;
 mod ping;
+mod ports;
 mod quickstart;
 mod rmi;
 mod rollback;
@@ -90,6 +94,8 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Push(args) => hub::push(&args, ui),
         Command::Store(args) => store::run(&args, ui),
         Command::Net(args) => net::run(args, ui),
+        Command::Ports(args) => ports::run(&args, ui),
+        Command::Forward(args) => forward::run(&args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
         Command::Token(args) => token::run(args, ui),
         Command::Node(args) => node::run(args, ui),

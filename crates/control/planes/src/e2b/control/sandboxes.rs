@@ -14,7 +14,7 @@ use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::fork::{self, Fork};
 use forkd_sandboxes::ops::spawn::{self, CreateRequest};
 use forkd_sandboxes::sandbox::{Phase, SandboxHandle};
-use forkd_sandboxes::state::{OnExpiry, SandboxRecord, WorkspaceRecord};
+use forkd_sandboxes::state::{Access, OnExpiry, PortsRecord, SandboxRecord, WorkspaceRecord};
 use forkd_types::SandboxId;
 use serde_json::{Value, json};
 
@@ -24,10 +24,10 @@ use super::owned::{Caller, Owned};
 use super::templates;
 use super::wire::{Detail, Lifecycle, NewSandbox, Sandbox, State as Shown, Timed};
 use crate::e2b::ENVD_VERSION;
-use crate::e2b::access::TokenKind;
 use crate::e2b::error::{Answer, Refusal};
 use crate::e2b::state::{E2b, labels};
 use crate::e2b::text;
+use crate::ports::TokenKind;
 use crate::rest::sandboxes::{checked_env, checked_metadata};
 
 /// The `clientID` of every sandbox: the protocol wants one.
@@ -61,7 +61,7 @@ pub fn shown(e2b: &E2b, id: &SandboxId, template: String) -> Sandbox {
         envd_version: ENVD_VERSION,
         envd_access_token: e2b.token(TokenKind::Envd, id),
         traffic_access_token: e2b.token(TokenKind::Traffic, id),
-        domain: e2b.config.domain.clone(),
+        domain: e2b.config.domain.as_ref().map(ToString::to_string),
     }
 }
 
@@ -188,9 +188,13 @@ async fn start(
     }
     let network = request.network.as_ref();
     let policy = network::policy(&e2b.app, network, request.allow_internet_access)?;
-    if network.and_then(|network| network.allow_public_traffic) == Some(false) {
-        labels.insert(labels::PRIVATE_TRAFFIC.into(), "true".into());
-    }
+    let ports = PortsRecord {
+        access: match network.and_then(|network| network.allow_public_traffic) {
+            Some(false) => Access::Token,
+            _ => Access::Public,
+        },
+        ..PortsRecord::default()
+    };
     let wish = CreateRequest {
         tag,
         count: 1,
@@ -209,6 +213,8 @@ async fn start(
         metadata: checked_metadata(request.metadata.clone().unwrap_or_default())?,
         workspace: None,
         id: None,
+        ports,
+        per_child_netns: false,
     };
     let work = {
         let (e2b, template) = (Arc::clone(e2b), template.to_owned());
@@ -234,7 +240,7 @@ pub async fn get(State(e2b): State<Arc<E2b>>, owned: Owned) -> Answer<Json<Detai
     };
     Ok(Json(Detail {
         envd_access_token: Some(e2b.token(TokenKind::Envd, &id)),
-        domain: e2b.config.domain.clone(),
+        domain: e2b.config.domain.as_ref().map(ToString::to_string),
         ..detail
     }))
 }

@@ -8,6 +8,7 @@ mod agent;
 mod boot;
 mod devices;
 mod disk;
+mod dockerfile;
 mod input;
 mod protocols;
 mod registers;
@@ -22,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("block", devices::block),
     ("boot", boot::kernel),
     ("disk_layer", disk::layer),
+    ("dockerfile", dockerfile::file),
     ("guest_proto", protocols::guest),
     ("mmio_registers", registers::mmio),
     ("net", devices::net),

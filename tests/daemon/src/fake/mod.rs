@@ -12,6 +12,7 @@
 //! source knew at the instant of the cut.
 
 mod agent;
+mod archive;
 mod faults;
 mod guest;
 mod memory;

@@ -3,6 +3,7 @@
 mod bench;
 mod beside;
 mod branch;
+mod build;
 mod checkpoint;
 mod children;
 mod cleanup;
@@ -11,6 +12,7 @@ mod cp;
 mod doctor;
 mod eval;
 mod exec;
+mod export;
 mod fork;
 mod gateway;
 mod hub;
@@ -79,6 +81,8 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Rollback(args) => rollback::run(args, ui),
         Command::Images(args) => images::run(&args, ui),
         Command::Image(args) => image::run(&args, ui),
+        Command::Build(args) => build::run(&args, ui),
+        Command::Export(args) => export::run(&args, ui),
         Command::FromImage(args) => image::from_image(&args, ui),
         Command::Rmi(args) => rmi::run(&args, ui),
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),

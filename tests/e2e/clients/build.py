@@ -7,7 +7,6 @@ interrupted ROUNDS times. `umoci` reads the export. FOLDER is for files. The las
 """
 
 import hashlib
-import io
 import json
 import pathlib
 import random
@@ -16,8 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
+
+from layers import layer
 
 FORKD, FOLDER, UMOCI = sys.argv[1], pathlib.Path(sys.argv[2]) / "build", sys.argv[3]
 ROUNDS = int(sys.argv[4])
@@ -53,25 +53,6 @@ ENTRYPOINT ["/bin/sh", "-c"]
 CMD ["id -u"]
 EXPOSE 8080
 """
-
-
-def layer(*entries):
-    """A plain archive of (name, bytes, mode), (name, None) for a folder and (name, text) for a symbolic link."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for name, content, *mode in entries:
-            info = tarfile.TarInfo(name)
-            info.mode = mode[0] if mode else 0o755
-            if content is None:
-                info.type = tarfile.DIRTYPE
-                tar.addfile(info)
-            elif isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
-                tar.addfile(info)
-            else:
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return out.getvalue()
 
 
 def base_image(path):

@@ -128,13 +128,13 @@ impl Bases<'_> {
     async fn installed(&self, name: &Tag) -> Result<Option<Installed>, Error> {
         let (name, owns) = (name.clone(), Arc::clone(self.owns));
         self.app
-            .blocking(move |app| {
-                match Installed::get(&app.store, &name, &|owner| owns(owner)) {
+            .blocking(
+                move |app| match Installed::get(&app.store, &name, &|owner| owns(owner)) {
                     Ok(found) => Ok(Some(found)),
                     Err(error) if error.code() == ErrorCode::ImageNotFound => Ok(None),
                     Err(error) => Err(error),
-                }
-            })
+                },
+            )
             .await
     }
 

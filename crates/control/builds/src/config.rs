@@ -149,13 +149,25 @@ impl Config {
         put("Env", json!(env), !env.is_empty());
         put("User", json!(self.user), self.user.is_some());
         put("WorkingDir", json!(self.workdir), self.workdir.is_some());
-        put("Entrypoint", json!(self.entrypoint), !self.entrypoint.is_empty());
+        put(
+            "Entrypoint",
+            json!(self.entrypoint),
+            !self.entrypoint.is_empty(),
+        );
         put("Cmd", json!(self.cmd), !self.cmd.is_empty());
         put("ExposedPorts", set(&self.ports), !self.ports.is_empty());
         put("Volumes", set(&self.volumes), !self.volumes.is_empty());
         put("Labels", json!(self.labels), !self.labels.is_empty());
-        put("StopSignal", json!(self.stop_signal), self.stop_signal.is_some());
-        put("Healthcheck", json!(self.healthcheck), self.healthcheck.is_some());
+        put(
+            "StopSignal",
+            json!(self.stop_signal),
+            self.stop_signal.is_some(),
+        );
+        put(
+            "Healthcheck",
+            json!(self.healthcheck),
+            self.healthcheck.is_some(),
+        );
         put("Shell", json!(self.shell), !self.shell.is_empty());
         json!({
             "architecture": "amd64",

@@ -187,7 +187,11 @@ fn node<R: Read>(entry: &mut tar::Entry<'_, R>, name: &str) -> Result<Node, Erro
                 digest: *hasher.finalize().as_bytes(),
             }
         }
-        _ => return Err(bad(format!("{name:.80} is neither a file, a folder nor a link"))),
+        _ => {
+            return Err(bad(format!(
+                "{name:.80} is neither a file, a folder nor a link"
+            )));
+        }
     };
     Ok(Node { kind, mode, mtime })
 }
@@ -281,7 +285,8 @@ pub(crate) mod tests {
         let mut link = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
         header.set_size(0);
-        link.append_data(&mut header, "context/a", io::empty()).unwrap();
+        link.append_data(&mut header, "context/a", io::empty())
+            .unwrap();
         assert!(read(&link.into_inner().unwrap()).is_err());
         for name in ["context/../x", "x", "/context/a", "context/a/../../b"] {
             assert!(inside(name).is_err(), "{name}");

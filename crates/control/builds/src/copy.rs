@@ -7,214 +7,22 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use forkd_api::ErrorCode;
-use forkd_dockerfile::{Copy, CopySource, Ignore, Pattern};
+use forkd_dockerfile::Pattern;
 use forkd_guest_proto::{FileKind, ListRequest, PackItem, PackRequest, UnpackRequest};
 use forkd_sandboxes::error::Error;
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::config::clean;
 use crate::context::{Context, Node, NodeKind};
 use crate::error::BuildError;
 use crate::machine::Machine;
+use crate::select::missing;
+pub use crate::select::{Source, digest, select};
 
-/// Links of the context that are followed.
-const MAX_LINKS: usize = 40;
 /// Paths that a pattern may match in a guest.
 const MAX_MATCHES: usize = 10_000;
 const PIECE: usize = 256 << 10;
 const PIECES: usize = 4;
-
-/// A source of the context.
-#[derive(Debug, Clone)]
-pub enum Source {
-    File {
-        name: String,
-        node: Node,
-    },
-    /// The content of a folder, with relative names.
-    Folder {
-        entries: Vec<(String, Node)>,
-    },
-    Inline {
-        name: String,
-        content: String,
-    },
-    /// An archive that is unpacked.
-    Archive {
-        at: u64,
-        size: u64,
-        digest: [u8; 32],
-    },
-}
-
-fn missing(line: u32, path: &str, place: &str) -> BuildError {
-    let message = format!("there is no {path:.200} in {place}");
-    BuildError::at(line, ErrorCode::FileNotFound, message)
-}
-
-/// Selects files of the context.
-pub fn select(context: &Context, copy: &Copy, line: u32) -> Result<Vec<Source>, BuildError> {
-    let exclude = Ignore::parse(&copy.exclude.join("\n")).map_err(|error| {
-        BuildError::at(line, ErrorCode::DockerfileInvalid, error.problem)
-    })?;
-    let mut sources = Vec::new();
-    for source in &copy.sources {
-        match source {
-            CopySource::Inline { name, content, .. } => sources.push(Source::Inline {
-                name: name.clone(),
-                content: content.clone(),
-            }),
-            CopySource::Path(path) => {
-                let before = sources.len();
-                for name in matches(context, path, line)? {
-                    if exclude.ignores(&name) {
-                        continue;
-                    }
-                    sources.push(one(context, &name, copy.unpack, &exclude, line)?);
-                }
-                if sources.len() == before && copy.exclude.is_empty() {
-                    return Err(missing(line, path, "the context"));
-                }
-            }
-        }
-    }
-    Ok(sources)
-}
-
-/// Names of the context that a path or pattern stands for.
-fn matches(context: &Context, path: &str, line: u32) -> Result<Vec<String>, BuildError> {
-    let cleaned = clean(path);
-    let cleaned = cleaned.trim_start_matches('/');
-    if cleaned.is_empty() || context.get(cleaned).is_some() || !Pattern::is_pattern(cleaned) {
-        return Ok(vec![cleaned.to_owned()]);
-    }
-    let pattern = Pattern::of_paths(cleaned).ok_or_else(|| {
-        BuildError::at(
-            line,
-            ErrorCode::DockerfileInvalid,
-            format!("{path:.200} is not a pattern"),
-        )
-    })?;
-    Ok(context
-        .names()
-        .filter(|name| pattern.matches(name))
-        .cloned()
-        .collect())
-}
-
-fn one(
-    context: &Context,
-    name: &str,
-    unpack: bool,
-    exclude: &Ignore,
-    line: u32,
-) -> Result<Source, BuildError> {
-    let folder = |name: &str| Source::Folder {
-        entries: context
-            .below(name)
-            .filter(|(below, _)| !exclude.ignores(below))
-            .map(|(below, node)| (below.to_owned(), node.clone()))
-            .collect(),
-    };
-    if name.is_empty() {
-        return Ok(folder(""));
-    }
-    let place = "the context";
-    let found = followed(context, name).ok_or_else(|| missing(line, name, place))?;
-    if found.is_empty() {
-        return Ok(folder(""));
-    }
-    let node = context
-        .get(&found)
-        .ok_or_else(|| missing(line, name, place))?;
-    Ok(match &node.kind {
-        NodeKind::Folder => folder(&found),
-        NodeKind::File { at, size, digest } if unpack && is_archive(context, node, line)? => {
-            Source::Archive {
-                at: *at,
-                size: *size,
-                digest: *digest,
-            }
-        }
-        _ => Source::File {
-            name: name.rsplit('/').next().unwrap_or(name).to_owned(),
-            node: node.clone(),
-        },
-    })
-}
-
-/// Where links of the context lead, inside the context.
-fn followed(context: &Context, name: &str) -> Option<String> {
-    let mut name = name.to_owned();
-    for _ in 0..MAX_LINKS {
-        match &context.get(&name)?.kind {
-            NodeKind::Link(target) => {
-                let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
-                let path = match target.starts_with('/') {
-                    true => clean(target),
-                    false => clean(&format!("/{folder}/{target}")),
-                };
-                name = path.trim_start_matches('/').to_owned();
-                if name.is_empty() {
-                    return Some(name);
-                }
-            }
-            _ => return Some(name),
-        }
-    }
-    None
-}
-
-/// Whether `ADD` unpacks a file: a tar archive, plain or gzip.
-fn is_archive(context: &Context, node: &Node, line: u32) -> Result<bool, BuildError> {
-    let NodeKind::File { at, size, .. } = node.kind else {
-        return Ok(false);
-    };
-    let start = context
-        .start(at, size)
-        .map_err(Error::io("read", "the context"))?;
-    for (magic, kind) in [
-        (&b"BZh"[..], "bzip2"),
-        (&[0xfd, b'7', b'z', b'X', b'Z'], "xz"),
-        (&[0x28, 0xb5, 0x2f, 0xfd], "zstd"),
-    ] {
-        if start.starts_with(magic) {
-            let message = format!("ADD does not unpack {kind}: use COPY, and unpack it with RUN");
-            return Err(BuildError::at(
-                line,
-                ErrorCode::UnsupportedInstruction,
-                message,
-            ));
-        }
-    }
-    let is_tar = start.get(257..262) == Some(b"ustar");
-    Ok(is_tar || start.starts_with(&[0x1f, 0x8b]))
-}
-
-/// The content of the sources, for the key. Times are left out.
-pub fn digest(sources: &[Source]) -> Value {
-    let node = |name: &str, node: &Node| match &node.kind {
-        NodeKind::File { digest, .. } => json!([name, node.mode, hex::encode(digest)]),
-        NodeKind::Folder => json!([name, node.mode]),
-        NodeKind::Link(target) => json!([name, "link", target]),
-    };
-    sources
-        .iter()
-        .map(|source| match source {
-            Source::File { name, node: found } => node(name, found),
-            Source::Folder { entries } => {
-                let mut hasher = blake3::Hasher::new();
-                for (name, found) in entries {
-                    hasher.update(node(name, found).to_string().as_bytes());
-                }
-                json!(["folder", hasher.finalize().to_hex().as_str()])
-            }
-            Source::Inline { name, content } => json!(["inline", name, content]),
-            Source::Archive { digest, .. } => json!(["archive", hex::encode(digest)]),
-        })
-        .collect()
-}
 
 /// Where copied files go.
 #[derive(Debug, Clone)]
@@ -230,6 +38,17 @@ pub struct Destination {
 }
 
 impl Destination {
+    /// A new file or folder of root.
+    pub fn new(path: String, is_folder: bool) -> Self {
+        Self {
+            path,
+            is_folder,
+            is_new: is_folder,
+            owner: None,
+            mode: None,
+        }
+    }
+
     /// Looks at the guest. Several sources need a folder.
     pub async fn find(
         machine: &Machine,
@@ -313,7 +132,12 @@ fn write(
             mode: 0o755,
             mtime: 0,
         };
-        entry(&mut archive, context, to.path.trim_start_matches('/'), &folder)?;
+        entry(
+            &mut archive,
+            context,
+            to.path.trim_start_matches('/'),
+            &folder,
+        )?;
     }
     for source in sources {
         match source {
@@ -383,7 +207,9 @@ struct Content<'a> {
 
 impl io::Read for Content<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = u64::try_from(buffer.len()).unwrap_or(u64::MAX).min(self.left);
+        let count = u64::try_from(buffer.len())
+            .unwrap_or(u64::MAX)
+            .min(self.left);
         let part = buffer
             .get_mut(..usize::try_from(count).unwrap_or(0))
             .unwrap_or_default();
@@ -553,7 +379,7 @@ mod tests {
     use super::*;
     use crate::context::tests::context;
 
-    fn copy(line: &str) -> Copy {
+    fn copy(line: &str) -> forkd_dockerfile::Copy {
         let file = forkd_dockerfile::parse(&format!("FROM a\n{line}\n")).unwrap();
         match &file.stages[0].instructions[0].kind {
             forkd_dockerfile::Kind::Copy(copy) => copy.clone(),
@@ -585,31 +411,41 @@ mod tests {
 
     #[test]
     fn sources_are_selected_and_named() {
-        let files = context(&[("a.txt", ""), ("d/b.txt", ""), ("d/e/c.md", ""), ("z.md", "")]);
+        let files = context(&[
+            ("a.txt", ""),
+            ("d/b.txt", ""),
+            ("d/e/c.md", ""),
+            ("z.md", ""),
+        ]);
         let selected = |line: &str| select(&files, &copy(line), 2);
         let of = |line: &str| names(&selected(line).unwrap(), &folder("/to"));
-        assert_eq!(of("COPY . /to/"), ["to", "to/a.txt", "to/d", "to/d/b.txt", "to/d/e", "to/d/e/c.md", "to/z.md"]);
+        assert_eq!(
+            of("COPY . /to/"),
+            [
+                "to",
+                "to/a.txt",
+                "to/d",
+                "to/d/b.txt",
+                "to/d/e",
+                "to/d/e/c.md",
+                "to/z.md"
+            ]
+        );
         assert_eq!(of("COPY d /to/"), ["to", "to/b.txt", "to/e", "to/e/c.md"]);
         assert_eq!(of("COPY *.txt *.md /to/"), ["to", "to/a.txt", "to/z.md"]);
         assert_eq!(of("COPY --exclude=*.md . /to/").len(), 6);
         assert_eq!(of("COPY ../a.txt /to/"), ["to", "to/a.txt"]);
-        let one = Destination { is_folder: false, is_new: false, ..folder("/x/y") };
+        let one = Destination {
+            is_folder: false,
+            is_new: false,
+            ..folder("/x/y")
+        };
         assert_eq!(names(&selected("COPY a.txt /x/y").unwrap(), &one), ["x/y"]);
         let error = selected("COPY nothing /to/").unwrap_err();
-        assert_eq!((error.line, error.error.code()), (Some(2), ErrorCode::FileNotFound));
+        assert_eq!(
+            (error.line, error.error.code()),
+            (Some(2), ErrorCode::FileNotFound)
+        );
         assert!(selected("COPY *.c /to/").is_err());
-    }
-
-    #[test]
-    fn the_digest_is_that_of_names_modes_and_contents() {
-        let of = |files: &[(&str, &str)], line: &str| {
-            digest(&select(&context(files), &copy(line), 1).unwrap())
-        };
-        let first = of(&[("a", "1"), ("b", "2")], "COPY . /x/");
-        assert_eq!(first, of(&[("b", "2"), ("a", "1")], "COPY . /x/"));
-        assert_ne!(first, of(&[("a", "1"), ("b", "3")], "COPY . /x/"));
-        assert_ne!(first, of(&[("a", "1"), ("c", "2")], "COPY . /x/"));
-        let one = of(&[("a", "1"), ("b", "2")], "COPY a /x/");
-        assert_eq!(one, of(&[("a", "1"), ("b", "changed")], "COPY a /x/"));
     }
 }

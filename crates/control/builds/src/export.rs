@@ -26,12 +26,7 @@ pub struct Export {
 }
 
 /// Packs an image: a child of it packs its own root.
-pub async fn export(
-    app: &Arc<App>,
-    name: Tag,
-    owner: String,
-    owns: Owns,
-) -> Result<Export, Error> {
+pub async fn export(app: &Arc<App>, name: Tag, owner: String, owns: Owns) -> Result<Export, Error> {
     app.check_open()?;
     let _slot = app.limits.image_build()?;
     cache::prune(app).await?;

@@ -79,8 +79,7 @@ pub async fn install(
         return Ok(image);
     }
     events.note("packing the image").await?;
-    let machine =
-        Machine::start(app, &done.tag, &wish.owner, Policy::none(), "result").await?;
+    let machine = Machine::start(app, &done.tag, &wish.owner, Policy::none(), "result").await?;
     let layer = Layer::pack(app, &machine).await?;
     machine.end().await;
     events.note("installing the image").await?;

@@ -28,6 +28,10 @@ use crate::events::Events;
 
 /// How long the sandbox of a failed step stays, in seconds.
 const KEPT: u64 = 3600;
+/// The label of sandboxes in which steps run. Its value is the name of the image.
+const LABEL: &str = "forkd.build-step";
+/// The label of sandboxes that were kept.
+const FAILED: &str = "forkd.failed-build";
 /// Bytes of output that a step may print before the rest is left out.
 const MAX_OUTPUT: usize = 16 << 20;
 /// How long the guest may take to write to its disk before a cut.
@@ -68,7 +72,7 @@ impl Machine {
             memory_limit_mib: None,
             limits: HostLimits::default(),
             network,
-            labels: BTreeMap::from([("forkd.build".to_owned(), label.to_owned())]),
+            labels: BTreeMap::from([(LABEL.to_owned(), label.to_owned())]),
             env: BTreeMap::new(),
             metadata: BTreeMap::new(),
             workspace: None,
@@ -130,7 +134,9 @@ impl Machine {
             if told > MAX_OUTPUT {
                 let limit = MAX_OUTPUT >> 20;
                 events
-                    .note(format!("more than {limit} MiB of output: the rest is left out"))
+                    .note(format!(
+                        "more than {limit} MiB of output: the rest is left out"
+                    ))
                     .await?;
             }
         }
@@ -167,7 +173,9 @@ impl Machine {
                 missing_ok: true,
             })
             .await
-            .map_err(Error::agent(format!("{path} cannot be removed in the guest")))
+            .map_err(Error::agent(format!(
+                "{path} cannot be removed in the guest"
+            )))
     }
 
     /// What a path is; none if there is nothing.
@@ -226,8 +234,13 @@ impl Machine {
 
     /// Lets the sandbox live on for an hour, for people to enter. Returns its ID.
     pub async fn keep(mut self) -> Result<String, Error> {
+        let mut labels = self.sandbox.record().labels;
+        if let Some(name) = labels.remove(LABEL) {
+            labels.insert(FAILED.to_owned(), name);
+        }
         self.update(Changes {
             expires_at_unix: Some(Some(clock::unix() + KEPT)),
+            labels: Some(labels),
             ..Changes::default()
         })
         .await?;
@@ -239,5 +252,15 @@ impl Machine {
     pub async fn end(self) {
         self.sandbox.stop.cancel();
         self.sandbox.gone.cancelled().await;
+    }
+}
+
+/// Ends the sandboxes of builds that an earlier daemon did not finish. Called once, before the first build.
+pub fn end_orphans(app: &App) {
+    for sandbox in app.sandboxes.list() {
+        if sandbox.record().labels.contains_key(LABEL) {
+            tracing::info!(sandbox = %sandbox.id, "ending the sandbox of an unfinished build");
+            sandbox.stop.cancel();
+        }
     }
 }

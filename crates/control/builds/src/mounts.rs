@@ -38,10 +38,19 @@ pub enum Prepared {
         is_folder: bool,
     },
     /// Files of another stage or image.
-    Stage { machine: Machine, source: String },
-    Cache { file: PathBuf },
-    Tmpfs { size_mib: Option<u64> },
-    Secret { value: Option<Vec<u8>> },
+    Stage {
+        machine: Machine,
+        source: String,
+    },
+    Cache {
+        file: PathBuf,
+    },
+    Tmpfs {
+        size_mib: Option<u64>,
+    },
+    Secret {
+        value: Option<Vec<u8>>,
+    },
 }
 
 /// The files of the context that a bind mount shows.
@@ -100,13 +109,7 @@ impl Mounted {
                 return self.secret(machine, mount, target, value, line).await;
             }
             Prepared::Context { sources, is_folder } => {
-                let to = Destination {
-                    path: place.clone(),
-                    is_folder,
-                    is_new: is_folder,
-                    owner: None,
-                    mode: None,
-                };
+                let to = Destination::new(place.clone(), is_folder);
                 copy::send(machine, context, sources, &to).await?;
                 MountSource::Bind(place)
             }
@@ -115,16 +118,9 @@ impl Mounted {
                 source,
             } => {
                 let info = from.stat(&source).await?;
-                let is_folder = info.is_some_and(|info| {
-                    info.kind == forkd_guest_proto::FileKind::Directory
-                });
-                let to = Destination {
-                    path: place.clone(),
-                    is_folder,
-                    is_new: is_folder,
-                    owner: None,
-                    mode: None,
-                };
+                let is_folder =
+                    info.is_some_and(|info| info.kind == forkd_guest_proto::FileKind::Directory);
+                let to = Destination::new(place.clone(), is_folder);
                 copy::between(&from, &[source], machine, &to, line).await?;
                 MountSource::Bind(place)
             }

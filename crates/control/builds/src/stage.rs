@@ -14,30 +14,28 @@ use std::sync::Arc;
 
 use forkd_api::{BuildEvent, ErrorCode};
 use forkd_dockerfile::{
-    Command, Copy, CopySource, Dockerfile, Instruction, Kind, MountKind, RunNetwork, RunStep,
-    expand, parse,
+    Copy, CopySource, Dockerfile, Instruction, Kind, MountKind, RunStep, expand, parse,
 };
-use forkd_guest_proto::{ExecRequest, WriteRequest};
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
-use forkd_types::Policy;
+use forkd_types::{Policy, Tag};
 use serde_json::{Value, json};
 
 use crate::base::{Base, Bases};
 use crate::cache;
 use crate::config::Config;
 use crate::context::Context;
-use crate::copy::{self, Destination};
+use crate::copy;
 use crate::error::BuildError;
 use crate::events::Events;
 use crate::key::Key;
 use crate::machine::Machine;
-use crate::mounts::{self, Mounted, Prepared};
+use crate::mounts;
+use crate::settings::configure;
 use crate::wish::BuildWish;
 
 /// Steps that change files, from the base to the result: a chain of snapshots has a limit.
 const MAX_STEPS: usize = 56;
-const SCRIPT: &str = "/.forkd-build/script";
 /// Variables that every Dockerfile may use.
 const PLATFORM: [(&str, &str); 6] = [
     ("TARGETPLATFORM", "linux/amd64"),
@@ -50,10 +48,10 @@ const PLATFORM: [(&str, &str); 6] = [
 
 /// A build under way.
 pub struct Builder<'a> {
-    app: &'a Arc<App>,
-    wish: &'a BuildWish,
-    context: &'a Context,
-    events: &'a Events,
+    pub app: &'a Arc<App>,
+    pub wish: &'a BuildWish,
+    pub context: &'a Context,
+    pub events: &'a Events,
     file: Dockerfile,
     /// `ARG` above the first `FROM`.
     globals: BTreeMap<String, String>,
@@ -64,13 +62,13 @@ pub struct Builder<'a> {
 }
 
 /// A stage under way.
-struct State {
+pub struct State {
     stage: usize,
-    config: Config,
-    args: BTreeMap<String, String>,
-    base: (Key, forkd_types::Tag),
+    pub config: Config,
+    pub args: BTreeMap<String, String>,
+    base: (Key, Tag),
     machine: Option<Machine>,
-    folders: Vec<String>,
+    pub folders: Vec<String>,
     steps: usize,
 }
 
@@ -84,7 +82,7 @@ impl State {
 }
 
 /// A step that changes files.
-enum Step {
+pub enum Step {
     Run(RunStep),
     Files {
         copy: Copy,
@@ -169,10 +167,13 @@ impl<'a> Builder<'a> {
             .stages
             .iter()
             .flat_map(|stage| stage.instructions.iter().map(|one| &one.kind));
-        self.file.arguments.iter().any(|(_, found, _)| found == name)
-            || kinds.any(|kind| {
-                matches!(kind, Kind::Arg(all) if all.iter().any(|(found, _)| found == name))
-            })
+        self.file
+            .arguments
+            .iter()
+            .any(|(_, found, _)| found == name)
+            || kinds.any(
+                |kind| matches!(kind, Kind::Arg(all) if all.iter().any(|(found, _)| found == name)),
+            )
     }
 
     fn bases(&self) -> Bases<'a> {
@@ -190,7 +191,8 @@ impl<'a> Builder<'a> {
     fn stage(
         &mut self,
         index: usize,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<(Base, usize), BuildError>> + Send + '_>> {
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<(Base, usize), BuildError>> + Send + '_>>
+    {
         // Boxed: a stage may need another one.
         Box::pin(async move {
             if let Some(Some(done)) = self.results.get(index) {
@@ -208,7 +210,10 @@ impl<'a> Builder<'a> {
         let Some(stage) = self.file.stages.get(index).cloned() else {
             return Err(Error::Task.into());
         };
-        let (base, steps) = self.begin(index, &stage).await.map_err(|e| e.on(stage.line))?;
+        let (base, steps) = self
+            .begin(index, &stage)
+            .await
+            .map_err(|e| e.on(stage.line))?;
         let mut state = State {
             stage: index,
             config: base.config,
@@ -219,8 +224,12 @@ impl<'a> Builder<'a> {
             steps,
         };
         for instruction in &stage.instructions {
-            let done = self.instruction(&mut state, instruction).await;
-            done.map_err(|error| error.on(instruction.line))?;
+            if let Err(error) = self.instruction(&mut state, instruction).await {
+                if let Some(machine) = state.machine.take() {
+                    machine.end().await;
+                }
+                return Err(error.on(instruction.line));
+            }
         }
         if !state.folders.is_empty() {
             let last = Instruction {
@@ -249,10 +258,10 @@ impl<'a> Builder<'a> {
         stage: &forkd_dockerfile::Stage,
     ) -> Result<(Base, usize), BuildError> {
         let value = |text: &str| {
-            let value = expand(text, self.file.escape, &|name| self.globals.get(name).cloned());
-            value.map_err(|error| {
-                BuildError::at(stage.line, ErrorCode::DockerfileInvalid, error)
-            })
+            let value = expand(text, self.file.escape, &|name| {
+                self.globals.get(name).cloned()
+            });
+            value.map_err(|error| BuildError::at(stage.line, ErrorCode::DockerfileInvalid, error))
         };
         if let Some(platform) = &stage.platform {
             let platform = value(platform)?;
@@ -318,7 +327,9 @@ impl<'a> Builder<'a> {
             Kind::Arg(all) => {
                 for (name, default) in all {
                     let given = self.wish.args.get(&name).cloned();
-                    let value = given.or(default).or_else(|| self.globals.get(&name).cloned());
+                    let value = given
+                        .or(default)
+                        .or_else(|| self.globals.get(&name).cloned());
                     if let Some(value) = value {
                         state.args.insert(name, value);
                     }
@@ -376,7 +387,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The state that `--from` names: an earlier stage or an image.
-    async fn source(&mut self, state: &State, from: &str) -> Result<Base, BuildError> {
+    pub async fn source(&mut self, state: &State, from: &str) -> Result<Base, BuildError> {
         if let Some(index) = self.file.stage(from, state.stage) {
             return Ok(self.stage(index).await?.0);
         }
@@ -433,10 +444,12 @@ impl<'a> Builder<'a> {
         let key = state.base.0.then(&json!([state.folders, key]));
         let tag = key.tag();
         let cached = !self.wish.no_cache && cache::has(self.app, &self.wish.owner, &tag).await?;
-        self.tell(line, state.stage, &instruction.text, cached).await?;
+        self.tell(line, state.stage, &instruction.text, cached)
+            .await?;
         state.steps += 1;
         if state.steps > MAX_STEPS {
-            let message = format!("a build has at most {MAX_STEPS} steps that change files in a row");
+            let message =
+                format!("a build has at most {MAX_STEPS} steps that change files in a row");
             return Err(BuildError::at(line, ErrorCode::LimitReached, message));
         }
         if cached {
@@ -448,7 +461,10 @@ impl<'a> Builder<'a> {
             self.ran += 1;
             let machine = match state.machine.take() {
                 Some(machine) => machine,
-                None => self.machine(&state.base.1, self.wish.network.clone()).await?,
+                None => {
+                    self.machine(&state.base.1, self.wish.network.clone())
+                        .await?
+                }
             };
             let done = self.execute(state, &machine, &step, line).await;
             if let Err(error) = done {
@@ -464,7 +480,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    async fn machine(&self, tag: &forkd_types::Tag, network: Policy) -> Result<Machine, Error> {
+    pub async fn machine(&self, tag: &Tag, network: Policy) -> Result<Machine, Error> {
         Machine::start(
             self.app,
             tag,
@@ -492,286 +508,12 @@ impl<'a> Builder<'a> {
                 error.sandbox = Some(id);
             }
             Err(why) => {
-                tracing::warn!(error = why.chain(), "the sandbox of a failed step was not kept");
+                tracing::warn!(
+                    error = why.chain(),
+                    "the sandbox of a failed step was not kept"
+                );
             }
         }
         error
-    }
-
-    async fn execute(
-        &mut self,
-        state: &State,
-        machine: &Machine,
-        step: &Step,
-        line: u32,
-    ) -> Result<(), BuildError> {
-        for folder in &state.folders {
-            machine.make_folder(folder).await?;
-        }
-        match step {
-            Step::Folders => Ok(()),
-            Step::Run(step) => self.execute_run(state, machine, step, line).await,
-            Step::Files { copy, sources } => {
-                let needs_folder = needs_folder(sources);
-                let to = destination(machine, state, copy, needs_folder).await?;
-                Ok(copy::send(machine, self.context, sources.clone(), &to).await?)
-            }
-            Step::Stage { copy, from } => {
-                let paths: Vec<String> = copy
-                    .sources
-                    .iter()
-                    .map(|source| match source {
-                        CopySource::Path(path) => path.clone(),
-                        CopySource::Inline { name, .. } => name.clone(),
-                    })
-                    .collect();
-                let other = self.machine(&from.tag, Policy::none()).await?;
-                let info = match paths.as_slice() {
-                    [one] => other.stat(&crate::config::clean(one)).await?,
-                    _ => None,
-                };
-                let is_file = info
-                    .is_some_and(|info| info.kind != forkd_guest_proto::FileKind::Directory);
-                let to = destination(machine, state, copy, !is_file).await?;
-                copy::between(&other, &paths, machine, &to, line).await?;
-                other.end().await;
-                Ok(())
-            }
-        }
-    }
-
-    async fn execute_run(
-        &mut self,
-        state: &State,
-        machine: &Machine,
-        step: &RunStep,
-        line: u32,
-    ) -> Result<(), BuildError> {
-        let mut mounted = Mounted::default();
-        for mount in &step.mounts {
-            let prepared = self.prepare(state, &mount.kind, mount.target.as_deref(), line).await?;
-            mounted
-                .add(machine, self.context, &state.config, mount, prepared, line)
-                .await?;
-        }
-        let mut argv = state.config.argv(&step.command);
-        if let Command::Script(text) = &step.command {
-            let request = WriteRequest {
-                path: SCRIPT.to_owned(),
-                mode: Some(0o755),
-                parents: true,
-                ..WriteRequest::default()
-            };
-            let calls = machine.calls().await?;
-            let written = calls.write_file(request, text.as_bytes()).await;
-            written.map_err(Error::agent("the script could not be written"))?;
-            argv = vec![SCRIPT.to_owned()];
-        }
-        let no_network = step.network == RunNetwork::None;
-        if no_network {
-            machine.set_network(Policy::none()).await?;
-        }
-        let all = state.args.iter().map(|(name, value)| (name, value));
-        let all = all.chain(state.config.env.iter().map(|(name, value)| (name, value)));
-        let all = all.chain(mounted.env.iter().map(|(name, value)| (name, value)));
-        let request = ExecRequest {
-            argv,
-            env: all
-                .map(|(name, value)| (name.clone(), Some(value.clone())))
-                .collect(),
-            cwd: Some(state.config.folder().to_owned()),
-            user: Some(state.config.user.clone().unwrap_or_else(|| "0".to_owned())),
-            ..ExecRequest::default()
-        };
-        let result = machine.run(self.events, request).await;
-        machine.end_processes().await?;
-        let status = match &result {
-            Ok(done) => Some(done.status),
-            Err(_) => None,
-        };
-        let success = status.is_some_and(|status| status.success());
-        mounted
-            .finish(self.app, machine, success, self.events)
-            .await?;
-        if no_network {
-            machine.set_network(self.wish.network.clone()).await?;
-        }
-        match result {
-            Ok(_) if success => Ok(()),
-            Ok(done) => {
-                let code = done.status.shell_code();
-                let message = format!("the command ended with exit code {code}");
-                let mut error = BuildError::at(line, ErrorCode::StepFailed, message);
-                error.exit_code = Some(code);
-                Err(error)
-            }
-            Err(error) => Err(not_run(error, line)),
-        }
-    }
-
-    async fn prepare(
-        &mut self,
-        state: &State,
-        kind: &MountKind,
-        target: Option<&str>,
-        line: u32,
-    ) -> Result<Prepared, BuildError> {
-        Ok(match kind {
-            MountKind::Bind {
-                from: None, source, ..
-            } => {
-                let (sources, is_folder) = mounts::bind_sources(self.context, source, line)?;
-                Prepared::Context { sources, is_folder }
-            }
-            MountKind::Bind {
-                from: Some(from),
-                source,
-                ..
-            } => {
-                let base = self.source(state, from).await?;
-                Prepared::Stage {
-                    machine: self.machine(&base.tag, Policy::none()).await?,
-                    source: crate::config::clean(source),
-                }
-            }
-            MountKind::Cache { id, .. } => {
-                let id = id.clone().or_else(|| target.map(str::to_owned));
-                let id = id.unwrap_or_default();
-                Prepared::Cache {
-                    file: cache::mount_file(self.app, &self.wish.owner, &id),
-                }
-            }
-            MountKind::Tmpfs { size_mib } => Prepared::Tmpfs {
-                size_mib: *size_mib,
-            },
-            MountKind::Secret { id, .. } => Prepared::Secret {
-                value: self.wish.secrets.get(id).cloned(),
-            },
-        })
-    }
-}
-
-/// A command that could not be started is a failure of the step, with the exit code of a shell.
-fn not_run(error: Error, line: u32) -> BuildError {
-    let refused = match &error {
-        Error::Agent {
-            source: forkd_agent_client::Error::Agent(refused),
-            ..
-        } => Some(refused.message.clone()),
-        _ => None,
-    };
-    match refused {
-        Some(message) => {
-            let mut error = BuildError::at(line, ErrorCode::StepFailed, message);
-            error.exit_code = Some(127);
-            error
-        }
-        None => BuildError::from(error).on(line),
-    }
-}
-
-fn needs_folder(sources: &[copy::Source]) -> bool {
-    match sources {
-        [copy::Source::File { .. } | copy::Source::Inline { .. }] => false,
-        _ => true,
-    }
-}
-
-async fn destination(
-    machine: &Machine,
-    state: &State,
-    copy: &Copy,
-    needs_folder: bool,
-) -> Result<Destination, BuildError> {
-    // Checked when the key was made.
-    let mode = copy.mode().ok().flatten();
-    let path = state.config.absolute(&copy.to);
-    let found =
-        Destination::find(machine, path, &copy.to, needs_folder, copy.chown.clone(), mode).await?;
-    Ok(found)
-}
-
-/// Instructions that change the configuration only.
-fn configure(config: &mut Config, kind: Kind, line: u32) -> Result<(), BuildError> {
-    match kind {
-        Kind::Env(all) => {
-            for (name, value) in all {
-                config.set_env(&name, &value);
-            }
-        }
-        Kind::Label(all) => config.labels.extend(all),
-        Kind::Maintainer(text) => {
-            config.labels.insert("maintainer".to_owned(), text);
-        }
-        Kind::Cmd(command) => config.cmd = config.argv(&command),
-        Kind::Entrypoint(command) => {
-            config.entrypoint = config.argv(&command);
-            // Arguments of another program are of no use.
-            config.cmd.clear();
-        }
-        Kind::Shell(argv) => config.shell = argv,
-        Kind::User(user) => config.user = Some(user),
-        Kind::StopSignal(signal) => config.stop_signal = Some(signal),
-        Kind::Healthcheck(health) => config.set_healthcheck(&health),
-        Kind::Volume(all) => config.volumes.extend(all),
-        Kind::Expose(all) => {
-            for text in all {
-                let message = format!("{text:.40} is not a port such as 80 or 53/udp");
-                let ports = ports(&text).ok_or_else(|| {
-                    BuildError::at(line, ErrorCode::DockerfileInvalid, message)
-                })?;
-                config.ports.extend(ports);
-            }
-        }
-        Kind::Run(_) | Kind::Copy(_) | Kind::Arg(_) | Kind::Workdir(_) => {}
-    }
-    Ok(())
-}
-
-/// `80`, `80/tcp`, `8000-8010/udp`.
-fn ports(text: &str) -> Option<Vec<String>> {
-    const MOST: u16 = 1024;
-    let (range, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-    let protocol = protocol.to_ascii_lowercase();
-    if !["tcp", "udp", "sctp"].contains(&protocol.as_str()) {
-        return None;
-    }
-    let (low, high) = match range.split_once('-') {
-        Some((low, high)) => (low.parse::<u16>().ok()?, high.parse::<u16>().ok()?),
-        None => {
-            let port = range.parse().ok()?;
-            (port, port)
-        }
-    };
-    if low > high || high - low > MOST {
-        return None;
-    }
-    Some((low..=high).map(|port| format!("{port}/{protocol}")).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ports_are_parsed() {
-        assert_eq!(ports("80").unwrap(), ["80/tcp"]);
-        assert_eq!(ports("1-2/UDP").unwrap(), ["1/udp", "2/udp"]);
-        for bad in ["", "x", "80/x", "3-1", "70000", "1-9999"] {
-            assert_eq!(ports(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn an_entrypoint_takes_the_command_of_the_base_away() {
-        let mut config = Config {
-            cmd: vec!["old".into()],
-            ..Config::default()
-        };
-        let exec = Command::Exec(vec!["/app".into()]);
-        configure(&mut config, Kind::Entrypoint(exec), 1).unwrap();
-        assert!(config.cmd.is_empty());
-        configure(&mut config, Kind::Cmd(Command::Shell("a b".into())), 1).unwrap();
-        assert_eq!(config.cmd, ["/bin/sh", "-c", "a b"]);
     }
 }

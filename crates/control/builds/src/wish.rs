@@ -82,7 +82,11 @@ impl BuildWish {
         }
         let vcpus = forkd_sandboxes::ops::build::VCPUS;
         if request.vcpus.is_some_and(|count| !vcpus.contains(&count)) {
-            return Err(bad(format!("vcpus is {} to {}", vcpus.start(), vcpus.end())));
+            return Err(bad(format!(
+                "vcpus is {} to {}",
+                vcpus.start(),
+                vcpus.end()
+            )));
         }
         let disk_mib = request.disk_mib.unwrap_or(DISK_MIB);
         if !DISK_RANGE.contains(&disk_mib) {

@@ -95,11 +95,7 @@ impl Copy {
         })
     }
 
-    pub(crate) fn expanded(
-        &self,
-        escape: char,
-        variables: Variables<'_>,
-    ) -> Result<Self, Problem> {
+    pub(crate) fn expanded(&self, escape: char, variables: Variables<'_>) -> Result<Self, Problem> {
         let one = |text: &String| expand(text, escape, variables);
         let maybe = |text: &Option<String>| text.as_ref().map(one).transpose();
         let source = |source: &CopySource| -> Result<CopySource, Problem> {

@@ -22,10 +22,7 @@ pub enum ExpandError {
     Demanded { name: String, message: String },
     #[error("the expanded text exceeds {} bytes", limits::EXPANDED_BYTES)]
     TooLarge,
-    #[error(
-        "variables are nested more than {} levels deep",
-        limits::EXPAND_DEPTH
-    )]
+    #[error("variables are nested more than {} levels deep", limits::EXPAND_DEPTH)]
     TooDeep,
 }
 
@@ -252,7 +249,11 @@ fn trimmed(
             let pattern = pattern(rest)?;
             let mut starts =
                 cuts().filter(|at| pattern.matches(value.get(*at..).unwrap_or_default()));
-            let start = if longest { starts.next() } else { starts.last() };
+            let start = if longest {
+                starts.next()
+            } else {
+                starts.last()
+            };
             let start = start.unwrap_or(value.len());
             Some(value.get(..start).unwrap_or_default().to_owned())
         }

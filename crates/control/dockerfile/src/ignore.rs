@@ -39,9 +39,7 @@ impl Ignore {
                 continue;
             }
             if rules.len() >= limits::IGNORE_PATTERNS {
-                return Err(
-                    too_large("the number of patterns", limits::IGNORE_PATTERNS).at(number)
-                );
+                return Err(too_large("the number of patterns", limits::IGNORE_PATTERNS).at(number));
             }
             let pattern = Pattern::of_paths(&cleaned).ok_or_else(|| {
                 Problem::invalid(format!("{} is not a pattern", shortened(pattern))).at(number)
@@ -102,7 +100,8 @@ mod tests {
 
     #[test]
     fn the_last_match_decides() {
-        let text = "# comment\n\n*.md\n!README.md\nnode_modules\n/build/\n**/*.log\ntmp/*\n!tmp/keep\n";
+        let text =
+            "# comment\n\n*.md\n!README.md\nnode_modules\n/build/\n**/*.log\ntmp/*\n!tmp/keep\n";
         for path in ["a.md", "node_modules/x/y", "build/x", "a/b.log", "tmp/x"] {
             assert!(ignores(text, path), "{path}");
         }

@@ -99,7 +99,8 @@ impl Instruction {
     /// The instruction with the values of variables in it. `CMD`, `ENTRYPOINT`, `SHELL`, `HEALTHCHECK` and the command
     /// of `RUN` are left to the shell.
     pub fn expanded(&self, escape: char, variables: Variables<'_>) -> Result<Self, ParseError> {
-        let kind = expanded(&self.kind, escape, variables).map_err(|problem| problem.at(self.line))?;
+        let kind =
+            expanded(&self.kind, escape, variables).map_err(|problem| problem.at(self.line))?;
         Ok(Self {
             line: self.line,
             text: self.text.clone(),
@@ -226,7 +227,9 @@ fn healthcheck(rest: &str, escape: char) -> Result<Healthcheck, Problem> {
             start_interval_ns,
             retries,
         }),
-        _ => Err(Problem::invalid("HEALTHCHECK is NONE or CMD with a command")),
+        _ => Err(Problem::invalid(
+            "HEALTHCHECK is NONE or CMD with a command",
+        )),
     }
 }
 
@@ -236,10 +239,11 @@ fn nanoseconds(text: &str) -> Result<u64, Problem> {
     let mut rest = text;
     let mut total = 0u64;
     while !rest.is_empty() {
-        let digits = rest
-            .find(|c: char| !c.is_ascii_digit())
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+        let number: u64 = rest
+            .get(..digits)
+            .and_then(|n| n.parse().ok())
             .ok_or_else(bad)?;
-        let number: u64 = rest.get(..digits).and_then(|n| n.parse().ok()).ok_or_else(bad)?;
         rest = rest.get(digits..).unwrap_or_default();
         let end = rest
             .find(|c: char| c.is_ascii_digit())

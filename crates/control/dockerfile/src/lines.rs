@@ -241,7 +241,12 @@ mod tests {
 
     #[test]
     fn text_that_looks_like_a_here_document_is_none() {
-        for text in ["RUN cat <<<x", "RUN echo '<<A'", "RUN a<<B", "RUN [\"<<A\"]"] {
+        for text in [
+            "RUN cat <<<x",
+            "RUN echo '<<A'",
+            "RUN a<<B",
+            "RUN [\"<<A\"]",
+        ] {
             assert!(split(text).unwrap().0[0].heredocs.is_empty(), "{text}");
         }
     }

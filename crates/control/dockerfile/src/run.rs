@@ -91,11 +91,7 @@ impl RunStep {
         })
     }
 
-    pub(crate) fn expanded(
-        &self,
-        escape: char,
-        variables: Variables<'_>,
-    ) -> Result<Self, Problem> {
+    pub(crate) fn expanded(&self, escape: char, variables: Variables<'_>) -> Result<Self, Problem> {
         let mut step = self.clone();
         let one = |text: &mut String| -> Result<(), Problem> {
             *text = expand(text, escape, variables)?;
@@ -177,7 +173,9 @@ impl Mount {
                 }
             }
             "tmpfs" => MountKind::Tmpfs {
-                size_mib: fields.number("size", 10)?.map(|bytes: u64| bytes.div_ceil(1 << 20)),
+                size_mib: fields
+                    .number("size", 10)?
+                    .map(|bytes: u64| bytes.div_ceil(1 << 20)),
             },
             "secret" => {
                 let env = fields.take(&["env"]);

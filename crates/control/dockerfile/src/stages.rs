@@ -48,14 +48,16 @@ pub fn parse(text: &str) -> Result<Dockerfile, ParseError> {
                 .instructions
                 .push(Instruction::parse(logical, escape)?),
             None if logical.name == "ARG" => {
-                let all = arguments(&logical.rest, escape)
-                    .map_err(|problem| problem.at(logical.line))?;
+                let all =
+                    arguments(&logical.rest, escape).map_err(|problem| problem.at(logical.line))?;
                 let line = logical.line;
                 file.arguments
                     .extend(all.into_iter().map(|(name, value)| (line, name, value)));
             }
             None => {
-                return Err(Problem::invalid("FROM or ARG is the first instruction").at(logical.line));
+                return Err(
+                    Problem::invalid("FROM or ARG is the first instruction").at(logical.line)
+                );
             }
         }
     }
@@ -104,7 +106,10 @@ impl Dockerfile {
             .at(stage.line));
         }
         if let Some(name) = &stage.name
-            && self.stages.iter().any(|one| one.name.as_ref() == Some(name))
+            && self
+                .stages
+                .iter()
+                .any(|one| one.name.as_ref() == Some(name))
         {
             return Err(Problem::invalid(format!("there are two stages {name}")).at(stage.line));
         }

@@ -81,10 +81,7 @@ mod tests {
     #[test]
     fn quotes_hold_words_together() {
         let text = r#"a "b c" 'd "e' f\ g"#;
-        assert_eq!(
-            split(text, '\\'),
-            ["a", "\"b c\"", "'d \"e'", "f\\ g"]
-        );
+        assert_eq!(split(text, '\\'), ["a", "\"b c\"", "'d \"e'", "f\\ g"]);
     }
 
     #[test]

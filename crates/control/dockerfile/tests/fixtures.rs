@@ -61,7 +61,10 @@ fn mounts_and_here_documents_are_read() {
         .collect();
     assert!(matches!(
         &runs[0].mounts[0].kind,
-        MountKind::Cache { id: None, read_only: false }
+        MountKind::Cache {
+            id: None,
+            read_only: false
+        }
     ));
     assert!(matches!(
         &runs[0].mounts[1].kind,

@@ -4,9 +4,7 @@ use std::ffi::CString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use forkd_guest_proto::{
-    AgentError, MountRequest, MountResult, MountSource, UnmountRequest,
-};
+use forkd_guest_proto::{AgentError, MountRequest, MountResult, MountSource, UnmountRequest};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error;
@@ -19,8 +17,8 @@ pub async fn mount(request: MountRequest) -> Result<MountResult, AgentError> {
         let is_file = match &request.what {
             MountSource::Bind(source) => {
                 let source = absolute(source)?;
-                let found = fs::metadata(&source)
-                    .map_err(|error| error::at("look at", &source, &error))?;
+                let found =
+                    fs::metadata(&source).map_err(|error| error::at("look at", &source, &error))?;
                 !found.is_dir()
             }
             MountSource::Tmpfs { .. } => false,

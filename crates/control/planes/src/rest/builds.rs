@@ -101,9 +101,7 @@ type Sending = (
 );
 
 /// The next piece of an archive. One that breaks off ends with an error, so that the client sees it.
-async fn next_piece(
-    sending: Option<Sending>,
-) -> Option<(io::Result<Bytes>, Option<Sending>)> {
+async fn next_piece(sending: Option<Sending>) -> Option<(io::Result<Bytes>, Option<Sending>)> {
     let (mut receiver, task) = sending?;
     match receiver.recv().await {
         Some(piece) => Some((Ok(Bytes::from(piece)), Some((receiver, task)))),

@@ -154,7 +154,12 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
             IMAGE,
             CUT,
             LAUNCH,
-            &[C::InvalidName, C::ImageNotFound, C::ImageInvalid, C::WrongState],
+            &[
+                C::InvalidName,
+                C::ImageNotFound,
+                C::ImageInvalid,
+                C::WrongState,
+            ],
         ],
         ("post", routes::IMAGES_PRUNE) => &[&[C::NoSpace]],
         ("get", routes::IMAGE) => &[&[C::InvalidName, C::ImageNotFound]],

@@ -29,6 +29,7 @@ mod net;
 mod node;
 mod own_snapshot;
 mod ping;
+mod pipe;
 mod quickstart;
 mod rmi;
 mod rollback;

@@ -9,11 +9,10 @@ use anyhow::{Context as _, anyhow};
 use forkd_api::BuildImage;
 use forkd_dockerfile::Ignore;
 use futures::Stream;
-use tokio::sync::mpsc;
+
+use crate::commands::pipe;
 
 const PIECE: usize = 256 << 10;
-/// Pieces on their way.
-const PIECES: usize = 4;
 
 /// Files of a folder that are not ignored, with their names there.
 pub struct Files {
@@ -31,9 +30,10 @@ impl Files {
             let failed = || format!("cannot read {}", path.display());
             for entry in fs::read_dir(&path).with_context(failed)? {
                 let entry = entry.with_context(failed)?;
-                let below = entry.file_name().into_string().map_err(|name| {
-                    anyhow!("{} is not UTF-8", path.join(name).display())
-                })?;
+                let below = entry
+                    .file_name()
+                    .into_string()
+                    .map_err(|name| anyhow!("{} is not UTF-8", path.join(name).display()))?;
                 let below = match name.is_empty() {
                     true => below,
                     false => format!("{name}/{below}"),
@@ -74,16 +74,9 @@ pub fn stream(
     files: Option<Files>,
 ) -> anyhow::Result<impl Stream<Item = io::Result<Vec<u8>>> + Send + 'static> {
     let request = serde_json::to_vec(request)?;
-    let (sender, mut receiver) = mpsc::channel(PIECES);
-    std::thread::spawn(move || {
-        let out = io::BufWriter::with_capacity(PIECE, Pipe(sender.clone()));
-        if let Err(error) = write(&request, files.as_ref(), out) {
-            // A receiver that is gone has its own reason.
-            let _ = sender.blocking_send(Err(error));
-        }
-    });
-    Ok(futures::stream::poll_fn(move |context| {
-        receiver.poll_recv(context)
+    Ok(pipe::stream(move |out| {
+        let out = io::BufWriter::with_capacity(PIECE, out);
+        write(&request, files.as_ref(), out)
     }))
 }
 
@@ -131,21 +124,6 @@ fn header(found: &Metadata) -> tar::Header {
     header.set_uid(0);
     header.set_gid(0);
     header
-}
-
-/// Writes become pieces of the stream.
-struct Pipe(mpsc::Sender<io::Result<Vec<u8>>>);
-
-impl Write for Pipe {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.0.blocking_send(Ok(bytes.to_vec()));
-        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -98,8 +98,9 @@ fn dockerfile(args: &BuildArgs) -> anyhow::Result<String> {
     let mut text = String::new();
     let read = match path == Path::new("-") {
         true => std::io::stdin().lock().take(most).read_to_string(&mut text),
-        false => std::fs::File::open(&path)
-            .and_then(|file| file.take(most).read_to_string(&mut text)),
+        false => {
+            std::fs::File::open(&path).and_then(|file| file.take(most).read_to_string(&mut text))
+        }
     };
     read.with_context(|| format!("cannot read {}", path.display()))?;
     Ok(text)

@@ -93,8 +93,8 @@ in_python_sdk() { PYTHONPATH=$root/sdk/python/src "$python" "$clients/scenario.p
 
 # A soak uses larger counts.
 daemon_cases() {
-    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100
-    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000; fi
+    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100 interrupts=1
+    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000 interrupts=30; fi
     daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-agent)
     provide_daemon
     # The data disk survives a run, and this build may not be able to run snapshots of an earlier one.
@@ -114,6 +114,8 @@ daemon_cases() {
     daemon_case "daemon: files, processes and ports" python3 "$clients/routes.py" "$url" "$tag"
     daemon_case "daemon: ports of a guest" python3 "$clients/ports.py" "$bin/forkd" "$url" "$tag"
     daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$work"
+    run scripts/unpack-tools.sh
+    daemon_case "daemon: a build" python3 "$clients/build.py" "$bin/forkd" "$work" "$cache/tools/usr/bin/umoci" "$interrupts"
     python=$(clients_python "${python_sdk[@]}")
     daemon_case "daemon: one scenario, blocking Python" in_python_sdk "$url" "$tag" sync
     daemon_case "daemon: one scenario, asynchronous Python" in_python_sdk "$url" "$tag" async

@@ -25,6 +25,7 @@ pub struct Programs {
     spawn: PathBuf,
     vmm: PathBuf,
     net: PathBuf,
+    image: PathBuf,
     vmms: Vmms,
 }
 
@@ -37,6 +38,7 @@ macro_rules! programs {
             env!("CARGO_BIN_EXE_fake-spawn"),
             env!("CARGO_BIN_EXE_fake-vmm"),
             env!("CARGO_BIN_EXE_net-under-test"),
+            env!("CARGO_BIN_EXE_image-under-test"),
         )
     };
 }
@@ -47,7 +49,13 @@ impl Programs {
     /// # Panics
     ///
     /// Panics when real VMMs are wanted and the environment does not say where the programs are.
-    pub fn new(controller: &str, fake_spawn: &str, fake_vmm: &str, net: &str) -> Self {
+    pub fn new(
+        controller: &str,
+        fake_spawn: &str,
+        fake_vmm: &str,
+        net: &str,
+        image: &str,
+    ) -> Self {
         let dir = std::env::var_os(PROGRAMS).map(PathBuf::from);
         let built = |name: &str, fake: &str| match &dir {
             Some(dir) => dir.join(name),
@@ -59,6 +67,7 @@ impl Programs {
                 spawn: PathBuf::from(fake_spawn),
                 vmm: PathBuf::from(fake_vmm),
                 net: built("forkd-net", net),
+                image: built("forkd-image", image),
                 vmms: Vmms::Fake,
             };
         }
@@ -68,6 +77,7 @@ impl Programs {
             spawn: built("forkd-spawn", fake_spawn),
             vmm: built("forkd-vmm", fake_vmm),
             net: built("forkd-net", net),
+            image: built("forkd-image", image),
             vmms: Vmms::Real,
         }
     }
@@ -90,9 +100,10 @@ impl Programs {
             (&self.spawn, "forkd-spawn"),
             (&self.vmm, "forkd-vmm"),
             (&self.net, "forkd-net"),
+            (&self.image, "forkd-image"),
         ] {
-            if name == "forkd-net" && !program.exists() {
-                // A version from before there was a network engine.
+            if ["forkd-net", "forkd-image"].contains(&name) && !program.exists() {
+                // A version from before there was a network engine, or a folder without the program.
                 continue;
             }
             let target = dir.path().join(name);

@@ -8,6 +8,7 @@ mod agent;
 mod boot;
 mod devices;
 mod disk;
+mod dockerfile;
 mod input;
 mod network;
 mod protocols;
@@ -25,6 +26,7 @@ pub const TARGETS: &[Target] = &[
     ("client_hello", network::first_bytes),
     ("disk_layer", disk::layer),
     ("dns", network::dns_messages),
+    ("dockerfile", dockerfile::file),
     ("guest_proto", protocols::guest),
     ("mmio_registers", registers::mmio),
     ("net", devices::net),

@@ -71,6 +71,12 @@ pub enum ErrorCode {
     RegistryDenied,
     /// A registry cannot be reached, or fails.
     RegistryFailed,
+    /// The Dockerfile is malformed; the message names the line.
+    DockerfileInvalid,
+    /// The Dockerfile has an instruction or option that forkd does not carry out; the message names the line.
+    UnsupportedInstruction,
+    /// A step of a build failed; the message names the line.
+    StepFailed,
     /// The operation does not exist.
     OperationNotFound,
     /// There is no token of that name.
@@ -159,6 +165,9 @@ impl ErrorCode {
         Self::ImageInvalid,
         Self::RegistryDenied,
         Self::RegistryFailed,
+        Self::DockerfileInvalid,
+        Self::UnsupportedInstruction,
+        Self::StepFailed,
         Self::OperationNotFound,
         Self::TokenNotFound,
         Self::NodeNotFound,
@@ -214,6 +223,9 @@ impl ErrorCode {
             Self::ImageInvalid => "image_invalid",
             Self::RegistryDenied => "registry_denied",
             Self::RegistryFailed => "registry_failed",
+            Self::DockerfileInvalid => "dockerfile_invalid",
+            Self::UnsupportedInstruction => "unsupported_instruction",
+            Self::StepFailed => "step_failed",
             Self::OperationNotFound => "operation_not_found",
             Self::TokenNotFound => "token_not_found",
             Self::NodeNotFound => "node_not_found",

@@ -7,6 +7,7 @@
 //! Doc comments in this crate become descriptions in `openapi/v1.json`.
 
 mod branch;
+mod builds;
 mod checkpoints;
 mod error;
 mod events;
@@ -26,6 +27,7 @@ mod tokens;
 mod workspaces;
 
 pub use branch::{BranchMode, BranchRequest};
+pub use builds::{BuildEvent, BuildImage};
 pub use checkpoints::{
     CheckpointInfo, CheckpointRequest, ForkRequest, RollbackInfo, RollbackRequest,
 };

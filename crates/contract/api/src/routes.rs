@@ -106,6 +106,10 @@ routes! {
     /// `POST` the bytes of an archive.
     IMAGES_ARCHIVE = "/v1/images/archive";
     IMAGES_PRUNE = "/v1/images/prune";
+    /// `GET` packs an image as an OCI archive.
+    IMAGE_ARCHIVE = "/v1/images/{name}/archive";
+    /// `POST`: build an image from a Dockerfile.
+    BUILDS = "/v1/builds";
     /// `GET` describes, `DELETE` removes.
     IMAGE = "/v1/images/{name}";
     /// `GET` lists those that are remembered.

@@ -62,6 +62,10 @@ pub mod feature {
     pub const DIAL: &str = "dial";
     /// Clock, metrics, network, quiesce, shutdown.
     pub const MACHINE: &str = "machine";
+    /// Trees of files as tar streams, mounts, and the end of all user processes.
+    pub const BUILD: &str = "build";
     /// All that this version knows.
-    pub const ALL: &[&str] = &[EXEC, PTY, FILES, WATCH, INTERP, IDENTITY, DIAL, MACHINE];
+    pub const ALL: &[&str] = &[
+        EXEC, PTY, FILES, WATCH, INTERP, IDENTITY, DIAL, MACHINE, BUILD,
+    ];
 }

@@ -27,6 +27,7 @@
 
 #![cfg_attr(test, allow(clippy::indexing_slicing))]
 
+mod archive;
 pub mod channel;
 mod control;
 mod error;
@@ -41,6 +42,10 @@ mod request;
 mod response;
 pub mod window;
 
+pub use archive::{
+    ArchiveResult, MountRequest, MountResult, MountSource, PackItem, PackRequest, UnmountRequest,
+    UnpackRequest,
+};
 pub use control::Control;
 pub use error::{AgentError, ErrorCode};
 pub use exec::{

@@ -9,6 +9,7 @@ use crate::{
     RenameRequest, SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest,
     WriteRequest,
 };
+use crate::{MountRequest, PackRequest, UnmountRequest, UnpackRequest};
 
 /// A request of the host. Each comment names the type of a successful response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,16 @@ pub enum Request {
     Remove(RemoveRequest),
     /// Returns an empty response.
     SetAttr(SetAttrRequest),
+    /// Returns an [`crate::ArchiveResult`].
+    Pack(PackRequest),
+    /// Returns an [`crate::ArchiveResult`].
+    Unpack(UnpackRequest),
+    /// Returns a [`crate::MountResult`].
+    Mount(MountRequest),
+    /// Returns an empty response.
+    Unmount(UnmountRequest),
+    /// Kills every user process and waits until none is left. Returns an empty response.
+    KillAll,
     /// Returns an empty response; ends only when the host cancels it.
     Watch(WatchRequest),
     /// Returns an empty response when both directions are closed.

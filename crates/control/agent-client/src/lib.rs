@@ -27,6 +27,7 @@
 //! A stream of output ([`Exec`], [`Eval`], [`Watch`], [`Dialled`]) must begin by the deadline and may then be silent:
 //! it ends when its owner drops it. A transfer of a file must make progress within a minute.
 
+mod archive;
 mod budget;
 mod calls;
 mod connect;
@@ -45,6 +46,7 @@ use std::sync::Arc;
 
 use forkd_guest_proto::Hello;
 
+pub use archive::{Packing, Unpacking};
 pub use budget::{Budget, Held};
 pub use calls::Calls;
 pub use connect::Options;

@@ -193,6 +193,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         "state taken over"
     );
     workspaces::end_suspended(&app).await?;
+    forkd_builds::end_orphans(&app);
     app.sweep_touched();
     app.owners
         .keep_only(|tag| app.store.contains(tag))

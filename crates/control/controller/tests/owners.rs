@@ -59,6 +59,8 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
     ("POST", "/v1/images", r#"{"from": "app:1"}"#, Others),
     ("POST", "/v1/images/archive", "", Others),
     ("POST", "/v1/images/prune", "", Others),
+    ("POST", "/v1/builds", "", Others),
+    ("GET", "/v1/images/{name}/archive", "", NO_IMAGE),
     ("GET", "/v1/images/{name}", "", NO_IMAGE),
     ("DELETE", "/v1/images/{name}", "", NO_IMAGE),
     ("GET", "/v1/operations", "", Others),

@@ -21,6 +21,8 @@ pub fn status(code: ErrorCode) -> StatusCode {
         | C::InvalidName
         | C::PolicyInvalid
         | C::Unsupported
+        | C::DockerfileInvalid
+        | C::UnsupportedInstruction
         | C::ImageInvalid => StatusCode::BAD_REQUEST,
         C::MissingToken | C::InvalidToken => StatusCode::UNAUTHORIZED,
         C::Forbidden => StatusCode::FORBIDDEN,
@@ -48,7 +50,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         C::SandboxGone => StatusCode::GONE,
         C::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         C::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        C::IdempotencyMismatch | C::InvalidArtifact | C::DigestMismatch => {
+        C::IdempotencyMismatch | C::InvalidArtifact | C::DigestMismatch | C::StepFailed => {
             StatusCode::UNPROCESSABLE_ENTITY
         }
         C::RateLimited => StatusCode::TOO_MANY_REQUESTS,

@@ -23,6 +23,8 @@ const CHILD_MIB: u64 = 12;
 const MAINTENANCE: usize = 1;
 /// Snapshots that may be packed or unpacked at once: each reads or writes whole machines.
 const TRANSFERS: usize = 4;
+/// Dockerfiles that may be built at once.
+const IMAGE_BUILDS: usize = 4;
 
 /// The limits, and what is reserved under them.
 #[derive(Debug)]
@@ -37,6 +39,7 @@ pub struct Limits {
     builds: Arc<Semaphore>,
     maintenance: Arc<Semaphore>,
     transfers: Arc<Semaphore>,
+    image_builds: Arc<Semaphore>,
     draining: AtomicBool,
 }
 
@@ -62,6 +65,7 @@ impl Limits {
             builds: Arc::new(Semaphore::new(config.max_builds)),
             maintenance: Arc::new(Semaphore::new(MAINTENANCE)),
             transfers: Arc::new(Semaphore::new(TRANSFERS)),
+            image_builds: Arc::new(Semaphore::new(IMAGE_BUILDS)),
             draining: AtomicBool::new(false),
         }
     }
@@ -181,6 +185,18 @@ impl Limits {
             )
         })?;
         Ok(TransferSlot(slot))
+    }
+
+    /// A turn at building a Dockerfile, or at exporting an image.
+    pub fn image_build(&self) -> Result<OwnedSemaphorePermit, Error> {
+        let slot = Arc::clone(&self.image_builds).try_acquire_owned();
+        slot.map_err(|_| {
+            Error::hinted(
+                ErrorCode::Busy,
+                format!("{IMAGE_BUILDS} images are being built or exported, that is the limit"),
+                "try again when one of them has ended",
+            )
+        })
     }
 
     /// Refuses when the store is above its limit. The store keeps a running total, so this reads no disk.

@@ -2,11 +2,13 @@
 
 use std::io;
 
-use forkd_api::{FetchImage, ImageDetail, ImageInfo, OperationInfo, PrunedImages, routes};
-use futures::Stream;
+use bytes::Bytes;
+use forkd_api::routes::fill;
+use forkd_api::{BuildEvent, FetchImage, ImageDetail, ImageInfo, OperationInfo, PrunedImages, routes};
+use futures::{Stream, StreamExt};
 use reqwest::{Body, Method};
 
-use crate::{Client, Error};
+use crate::{Client, Error, Frames};
 
 impl Client {
     /// Lists installed images.
@@ -42,6 +44,30 @@ impl Client {
             .header("content-type", "application/octet-stream")
             .body(Body::wrap_stream(content));
         self.json(request).await
+    }
+
+    /// Builds an image. The content is the archive that the API describes; dropping the answer cancels the build.
+    pub async fn build_image(
+        &self,
+        content: impl Stream<Item = io::Result<Vec<u8>>> + Send + 'static,
+    ) -> Result<Frames<BuildEvent>, Error> {
+        let request = self
+            .request(Method::POST, routes::BUILDS)
+            .header("content-type", "application/octet-stream")
+            .body(Body::wrap_stream(content));
+        Ok(Frames::new(self.send(request).await?))
+    }
+
+    /// Sends an image as an OCI archive.
+    pub async fn export_image(
+        &self,
+        name: &str,
+    ) -> Result<impl Stream<Item = Result<Bytes, Error>> + use<>, Error> {
+        let path = fill(routes::IMAGE_ARCHIVE, &[name]);
+        let response = self.send(self.get(&path)).await?;
+        Ok(response
+            .bytes_stream()
+            .map(|piece| piece.map_err(|error| Error::CutOff(Error::root(error)))))
     }
 
     /// Removes an image.

@@ -87,6 +87,17 @@ impl Agent {
         group.freeze(limit).await
     }
 
+    /// Ends every user process.
+    pub async fn kill_all(&self) -> Result<(), AgentError> {
+        match &self.group {
+            Some(group) => group.kill_all().await,
+            None => Err(AgentError::new(
+                ErrorCode::Unsupported,
+                "user processes have no control group that could be ended",
+            )),
+        }
+    }
+
     /// Lets user processes run; returns whether they were frozen.
     pub fn thaw(&self) -> Result<ThawReport, AgentError> {
         let was_frozen = match &self.group {

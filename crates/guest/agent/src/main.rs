@@ -17,6 +17,7 @@ mod identity;
 mod interp;
 mod legacy;
 mod metrics;
+mod mounting;
 mod net;
 mod process;
 mod procfs;

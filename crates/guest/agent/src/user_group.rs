@@ -23,6 +23,9 @@ use crate::error;
 /// The first and the longest time between two looks at whether the kernel is done.
 const LOOK: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(10));
 
+/// How long killed processes may take to end.
+const KILL_TIME: Duration = Duration::from_secs(10);
+
 /// The control group of user processes.
 pub struct UserGroup {
     path: PathBuf,
@@ -88,15 +91,39 @@ impl UserGroup {
         Ok(self.frozen.replace(false))
     }
 
+    /// Kills every process of the group and waits until none is left.
+    pub async fn kill_all(&self) -> Result<(), AgentError> {
+        self.thaw()?;
+        let path = self.path.join("cgroup.kill");
+        fs::write(&path, "1").map_err(|error| error::at("write", &path, &error))?;
+        let start = Instant::now();
+        let mut pause = LOOK.0;
+        while self.has_event("populated 1")? {
+            if start.elapsed() >= KILL_TIME {
+                return Err(AgentError::new(
+                    ErrorCode::Timeout,
+                    format!("user processes did not end{}", self.blockers()),
+                ));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK.1);
+        }
+        Ok(())
+    }
+
     fn write_state(&self, state: &str) -> Result<(), AgentError> {
         let path = self.path.join("cgroup.freeze");
         fs::write(&path, state).map_err(|error| error::at("write", &path, &error))
     }
 
     fn kernel_says_frozen(&self) -> Result<bool, AgentError> {
+        self.has_event("frozen 1")
+    }
+
+    fn has_event(&self, event: &str) -> Result<bool, AgentError> {
         let path = self.path.join("cgroup.events");
         let text = fs::read_to_string(&path).map_err(|error| error::at("read", &path, &error))?;
-        Ok(text.lines().any(|line| line == "frozen 1"))
+        Ok(text.lines().any(|line| line == event))
     }
 
     /// The processes that wait in the kernel without letting themselves be stopped, for people.

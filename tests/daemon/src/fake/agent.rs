@@ -20,6 +20,7 @@ use forkd_vmm_proto::StopCause;
 use serde::Serialize;
 
 use super::dial;
+use super::archive;
 use super::faults::{Fault, Step};
 use super::guest::Guest;
 use super::shell::{self, Program};
@@ -256,12 +257,37 @@ impl Connection {
             Request::Stat(request) => self.with(|guest| info(guest, &request.path).and_then(ok)),
             Request::List(request) => return self.list(stream, &request.path),
             Request::Mkdir(_) | Request::SetAttr(_) | Request::Network(_) => self.with(|_| ok(())),
+            Request::Remove(request) if request.recursive => self.with(|guest| {
+                archive::remove(guest, &request.path);
+                ok(())
+            }),
             Request::Remove(request) => {
                 self.with(|guest| match guest.files.remove(&request.path) {
                     None if !request.missing_ok => Err(not_found(&request.path)),
                     _ => ok(()),
                 })
             }
+            Request::Pack(request) => {
+                let packed = self.vm.with_guest(|guest| archive::pack(guest, &request));
+                match packed {
+                    Ok((bytes, done)) => {
+                        for chunk in bytes.chunks(frame::DATA_CHUNK) {
+                            self.send(stream, Kind::Data, channel::BULK, chunk)?;
+                        }
+                        ok(done)
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Request::Unpack(request) => input
+                .wait()
+                .and_then(|bytes| self.with(|guest| archive::unpack(guest, &request, &bytes))),
+            Request::Mount(request) => self.with(|guest| archive::mount(guest, &request)),
+            Request::Unmount(request) => self.with(|guest| {
+                archive::remove(guest, &request.target);
+                ok(())
+            }),
+            Request::KillAll => self.with(|_| ok(())),
             Request::Rename(request) => self.with(|guest| {
                 let content = guest
                     .files
@@ -446,7 +472,7 @@ pub(super) fn ok(value: impl Serialize) -> Answer {
         .map_err(|error| AgentError::new(ErrorCode::Internal, error.to_string()))
 }
 
-fn not_found(path: &str) -> AgentError {
+pub(super) fn not_found(path: &str) -> AgentError {
     AgentError::new(ErrorCode::NotFound, format!("{path} does not exist"))
 }
 

@@ -13,6 +13,7 @@
 
 mod agent;
 mod dial;
+mod archive;
 mod faults;
 mod guest;
 mod memory;

@@ -1,6 +1,7 @@
 //! Scenarios through the daemon. One program, so that the daemon is linked once.
 
 mod branch;
+mod builds;
 mod checkpoint;
 mod costs;
 mod crash;

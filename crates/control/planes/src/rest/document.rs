@@ -149,6 +149,18 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         ],
         ("post", routes::IMAGES) => &[IMAGE, &[C::InvalidName]],
         ("post", routes::IMAGES_ARCHIVE) => &[IMAGE, &[C::InvalidName]],
+        ("post", routes::BUILDS) => &[IMAGE, NETWORK, &[C::InvalidName, C::NoSpace, C::TooLarge]],
+        ("get", routes::IMAGE_ARCHIVE) => &[
+            IMAGE,
+            CUT,
+            LAUNCH,
+            &[
+                C::InvalidName,
+                C::ImageNotFound,
+                C::ImageInvalid,
+                C::WrongState,
+            ],
+        ],
         ("post", routes::IMAGES_PRUNE) => &[&[C::NoSpace]],
         ("get", routes::IMAGE) => &[&[C::InvalidName, C::ImageNotFound]],
         ("delete", routes::IMAGE) => &[&[C::InvalidName, C::ImageNotFound]],

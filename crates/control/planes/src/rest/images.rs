@@ -37,7 +37,7 @@ const MAX_WAIT: u64 = 60;
 const PIECES: usize = 4;
 
 /// Whether something of an owner is the actor's, as operations ask.
-fn owns(actor: &Actor) -> impl Fn(Option<&str>) -> bool + Send + 'static {
+fn owns(actor: &Actor) -> impl Fn(Option<&str>) -> bool + Send + Sync + 'static {
     let actor = actor.clone();
     move |owner| actor.owns(owner)
 }
@@ -93,6 +93,7 @@ fn wish(request: FetchImage, actor: &Actor) -> Result<FetchWish, Failure> {
         pull: request.pull,
         credential: request.credential.map(credential).transpose()?,
         owner: actor.owner.clone(),
+        built: None,
     })
 }
 
@@ -241,12 +242,15 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Removes fetched images that no snapshot was booted from.
+/// Removes fetched images that no snapshot was booted from, and the cache of builds.
 #[utoipa::path(post, path = "/v1/images/prune", tag = "images", responses(
     (status = 200, description = "What was removed", body = PrunedImages)
 ))]
 pub async fn prune(State(app): State<Arc<App>>, actor: Actor) -> Answer<Json<PrunedImages>> {
-    Ok(Json(images::prune(&app, owns(&actor)).await?))
+    let steps = forkd_builds::remove_all(&app, owns(&actor)).await?;
+    let mut pruned = images::prune(&app, owns(&actor)).await?;
+    pruned.bytes += steps;
+    Ok(Json(pruned))
 }
 
 /// How long to wait.

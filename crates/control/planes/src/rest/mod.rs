@@ -3,6 +3,7 @@
 //! Handlers translate HTTP requests into operations of `forkd-sandboxes` and results into responses. They take no
 //! decisions. `owned` is the one place that enforces ownership.
 
+mod builds;
 mod checkpoints;
 mod document;
 mod events;
@@ -68,6 +69,8 @@ Every refusal is an `ErrorBody`; each route lists the codes it can be refused wi
     ),
     components(schemas(
         forkd_api::ErrorBody,
+        forkd_api::BuildImage,
+        forkd_api::BuildEvent,
         forkd_api::ExecFrame,
         forkd_api::EventInfo,
         forkd_api::FileChange,
@@ -114,6 +117,8 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(images::list, images::fetch))
         .routes(routes!(images::archive))
         .routes(routes!(images::prune))
+        .routes(routes!(builds::build))
+        .routes(routes!(builds::export))
         .routes(routes!(images::get, images::remove))
         .routes(routes!(images::operations))
         .routes(routes!(images::operation, images::cancel))

@@ -96,6 +96,15 @@ pub fn writing_info(app: &App, tag: &Tag, writing: &Writing) -> SnapshotInfo {
     }
 }
 
+/// The start of the tags of build steps.
+pub const BUILD_STEP: &str = "build-";
+
+/// Whether a tag is that of a build step: a key of the build cache. Lists leave these out.
+pub fn is_build_step(tag: &Tag) -> bool {
+    let key = tag.as_str().strip_prefix(BUILD_STEP);
+    key.is_some_and(|key| key.len() == 40 && key.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
 /// Every snapshot, each once, in the order of their names.
 pub async fn list(app: &Arc<App>) -> Result<Vec<SnapshotInfo>, Error> {
     app.blocking(|app| {
@@ -111,13 +120,16 @@ pub async fn list(app: &Arc<App>) -> Result<Vec<SnapshotInfo>, Error> {
             .store
             .list()
             .iter()
-            .filter(|entry| !held(entry.tag()))
+            .filter(|entry| !held(entry.tag()) && !is_build_step(entry.tag()))
             .map(|entry| match entry {
                 Entry::Whole(manifest) => info(app, manifest),
                 Entry::Broken { tag, problem } => broken_info(app, tag, problem),
             })
             .collect();
         for (tag, writing) in &writing {
+            if is_build_step(tag) {
+                continue;
+            }
             // Until the writer lets go of it, a tag is not there for others.
             if writing.failure.is_none() || !app.store.contains(tag) {
                 all.push(writing_info(app, tag, writing));

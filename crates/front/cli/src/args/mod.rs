@@ -3,6 +3,7 @@
 //! Doc comments of the arguments are the text of `--help`. These types hold no behaviour beyond parsing.
 
 mod bench;
+mod build;
 mod completions;
 mod daemon;
 mod doctor;
@@ -26,6 +27,7 @@ mod workspace;
 use clap::{ArgMatches, CommandFactory, Parser, Subcommand};
 
 pub use bench::BenchArgs;
+pub use build::{BuildArgs, ExportArgs, SecretFrom, SecretSource};
 pub use completions::CompletionsArgs;
 pub use daemon::DaemonArgs;
 pub use doctor::DoctorArgs;
@@ -204,6 +206,10 @@ pub enum Command {
     Images(ImagesArgs),
     /// Fetch, list, describe and remove images
     Image(Box<ImageArgs>),
+    /// Build an image from a Dockerfile, step by step in a microVM
+    Build(Box<BuildArgs>),
+    /// Write an image as an OCI archive or layout
+    Export(ExportArgs),
     /// Fetch a container image, boot a parent from it and freeze it as a snapshot
     FromImage(Box<FromImageArgs>),
     /// Delete snapshots

@@ -3,6 +3,7 @@
 mod bench;
 mod beside;
 mod branch;
+mod build;
 mod checkpoint;
 mod children;
 mod cleanup;
@@ -13,6 +14,7 @@ mod doctor;
 mod door;
 mod eval;
 mod exec;
+mod export;
 mod fork;
 mod forward;
 mod gateway;
@@ -31,6 +33,7 @@ mod node;
 mod own_snapshot;
 mod ping;
 mod ports;
+mod pipe;
 mod quickstart;
 mod rmi;
 mod rollback;
@@ -83,6 +86,8 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Rollback(args) => rollback::run(args, ui),
         Command::Images(args) => images::run(&args, ui),
         Command::Image(args) => image::run(&args, ui),
+        Command::Build(args) => build::run(&args, ui),
+        Command::Export(args) => export::run(&args, ui),
         Command::FromImage(args) => image::from_image(&args, ui),
         Command::Rmi(args) => rmi::run(&args, ui),
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),

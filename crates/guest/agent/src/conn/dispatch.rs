@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::stream::{EarlyEnd, Stream};
 use crate::agent::Agent;
+use crate::files::archive;
 use crate::{clock, files, identity, interp, metrics, net, process, quiesce};
 
 /// The payload of a successful response, or why there is none.
@@ -66,6 +67,17 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::Rename(rename) => ok(files::rename(rename).await),
         Request::Remove(remove) => ok(files::remove(remove).await),
         Request::SetAttr(set) => ok(files::set_attr(set).await),
+        Request::Pack(pack) => ok(archive::pack(stream, pack).await),
+        Request::Unpack(unpack) => ok(archive::unpack(stream, unpack).await),
+        Request::Mount(mount) => {
+            agent.may_change_machine()?;
+            ok(crate::mounting::mount(mount).await)
+        }
+        Request::Unmount(unmount) => {
+            agent.may_change_machine()?;
+            ok(crate::mounting::unmount(unmount).await)
+        }
+        Request::KillAll => ok(agent.kill_all().await),
         Request::Watch(watch) => ok(files::watch(stream, watch).await),
         Request::Dial(dial) => ok(crate::dial::dial(stream, dial).await),
         Request::InterpStart(start) => ok(agent.interps.start(*start).await),

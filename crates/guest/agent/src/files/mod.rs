@@ -1,6 +1,7 @@
 //! Files: content in streams, everything else in one step. The work is done on helper threads, since disks
 //! can take their time.
 
+pub mod archive;
 mod content;
 mod list;
 mod meta;
@@ -31,7 +32,7 @@ pub async fn blocking<T: Send + 'static>(
 }
 
 /// A path that can be given to the kernel: absolute and without zero bytes.
-fn absolute(path: &str) -> Result<PathBuf, AgentError> {
+pub fn absolute(path: &str) -> Result<PathBuf, AgentError> {
     if !path.starts_with('/') || path.contains('\0') {
         return Err(error::bad(format!("{path:?} is not an absolute path")));
     }

@@ -18,6 +18,12 @@ use crate::limits::BuildSlot;
 use crate::ops::writing::Claimed;
 use crate::trace::TARGET;
 
+/// Guest memory that a parent may have, in MiB.
+pub const MEMORY_MIB: std::ops::RangeInclusive<u32> =
+    forkd_vmm_proto::MIN_MEMORY_MIB..=forkd_vmm_proto::MAX_MEMORY_MIB;
+/// vCPUs that a parent may have.
+pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=forkd_vmm_proto::MAX_VCPUS;
+
 /// Where the root disk comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disk {
@@ -49,6 +55,8 @@ pub struct BuildRequest {
     pub warmup_code: Option<String>,
     /// The longest that boot and warm-up may take.
     pub timeout: Duration,
+    /// The guest zeroes memory when it is freed: what a step of a build was told is not in later cuts.
+    pub zero_freed: bool,
     /// Labels of the snapshot.
     pub labels: BTreeMap<String, String>,
     pub owner: String,

@@ -99,8 +99,9 @@ async fn build_vm(
 ) -> Result<SnapshotInfo, Error> {
     let engine = launch::engine::for_parent(&app.launcher, request.engine).await?;
     let base = ingest_base(app, assets).await?;
-    let mut parent = Parent::launch(app, id, claim.as_ref(), engine, assets, &base).await?;
-    parent.boot(assets, &base).await?;
+    let mut parent =
+        Parent::launch(app, request, id, claim.as_ref(), engine, assets, &base).await?;
+    parent.boot(request, assets, &base).await?;
     // One deadline for all calls, which is that of the request.
     let client = parent.agent().await?.by(Deadline::within(request.timeout));
     warm_up(&client, request, assets).await?;
@@ -185,6 +186,7 @@ async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error>
 impl Parent {
     async fn launch(
         app: &Arc<App>,
+        request: &BuildRequest,
         id: &SandboxId,
         claim: Option<&Claimed>,
         engine: Engine,
@@ -203,7 +205,7 @@ impl Parent {
                 "the VMM process ended before it could be used",
             )
         })?;
-        let record = record(id.clone(), tag, engine, assets, base);
+        let record = record(request, id.clone(), tag, engine, assets, base);
         let (files, record) = app
             .blocking(move |app| {
                 let files = vm_files(app, &record)?;
@@ -225,12 +227,17 @@ impl Parent {
         })
     }
 
-    async fn boot(&self, assets: &Assets, base: &Ingested) -> Result<(), Error> {
+    async fn boot(
+        &self,
+        request: &BuildRequest,
+        assets: &Assets,
+        base: &Ingested,
+    ) -> Result<(), Error> {
         let clone = |host: &HostFile| host.file.try_clone().map_err(Error::io("use", &host.path));
         let input = BootInput {
             kernel: clone(&assets.kernel)?,
             initramfs: Some(clone(&assets.initramfs)?),
-            cmdline: cmdline(),
+            cmdline: cmdline(request),
             base: self
                 .owner
                 .app
@@ -411,12 +418,17 @@ async fn numpy_version(client: &Calls, assets: &Assets) -> String {
 }
 
 /// The kernel command line of every parent.
-fn cmdline() -> String {
-    format!("{LINUX_CMDLINE} {}", launch::network_words())
+fn cmdline(request: &BuildRequest) -> String {
+    let zero = match request.zero_freed {
+        true => " init_on_free=1",
+        false => "",
+    };
+    format!("{LINUX_CMDLINE}{zero} {}", launch::network_words())
 }
 
 /// The parent as a sandbox. Its first snapshot has the tag that is built, and no snapshot lies below it.
 fn record(
+    request: &BuildRequest,
     id: SandboxId,
     tag: Tag,
     engine: Engine,
@@ -439,7 +451,7 @@ fn record(
             kernel: assets.kernel.path.display().to_string(),
             kernel_digest: None,
             initramfs_digest: None,
-            cmdline: cmdline(),
+            cmdline: cmdline(request),
         },
         ..SandboxRecord::unreadable(id)
     }

@@ -20,7 +20,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio_util::codec::{FramedRead, LinesCodec};
 
-use super::installed::{self, Installed};
+use super::installed::{self, BUILT, Installed};
 use super::operations::Operation;
 use crate::app::App;
 use crate::clock;
@@ -54,6 +54,8 @@ pub struct FetchWish {
     pub pull: PullPolicy,
     pub credential: Option<FetchCredential>,
     pub owner: String,
+    /// The key of the build that made the image. Such an image replaces an earlier build of its owner.
+    pub built: Option<String>,
 }
 
 impl FetchWish {
@@ -71,7 +73,10 @@ impl FetchWish {
     fn origin(&self) -> Origin {
         Origin {
             schema: SCHEMA,
-            asked: vec![self.from.clone()],
+            asked: vec![match &self.built {
+                Some(key) => format!("{BUILT}{key}"),
+                None => self.from.clone(),
+            }],
             platform: self.platform.clone(),
             owners: vec![self.owner.clone()],
             // An image that a registry gives without a login can be seen by all. An archive is its sender's.

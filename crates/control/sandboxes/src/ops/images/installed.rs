@@ -23,6 +23,8 @@ use crate::error::Error;
 
 const NEW: &str = ".new-";
 const GONE: &str = ".gone-";
+/// In front of the key of a build, where images of registries have the name that was asked for.
+pub const BUILT: &str = "build:";
 
 /// An image with its records.
 #[derive(Debug)]
@@ -208,14 +210,37 @@ pub fn install(
     }
     let record = check_record(&fresh.path, fetched)?;
     let path = images.join(name.as_str());
-    if path.join(RECORD).exists() {
+    if path.join(RECORD).exists() && !replaces(store, &name, &origin)? {
         return known(store, &name, &record, origin);
     }
     write_origin(&fresh.path, &origin)?;
     sync(&fresh.path)?;
+    let old = images.join(format!("{GONE}{}", random()));
+    if path.exists() {
+        std::fs::rename(&path, &old).map_err(Error::io("replace", &path))?;
+    }
     std::fs::rename(&fresh.path, &path).map_err(Error::io("install", &path))?;
+    match std::fs::remove_dir_all(&old) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            // The next start of the daemon removes it.
+            tracing::warn!(%error, folder = %old.display(), "a replaced image was not removed");
+        }
+        _ => {}
+    }
     sync(&images)?;
     Installed::get(store, &name, &|_| true)
+}
+
+/// Whether a built image may take the place of the one that is there: an earlier build of the same owner.
+fn replaces(store: &Store, name: &Tag, origin: &Origin) -> Result<bool, Error> {
+    let built = |origin: &Origin| origin.asked.iter().any(|asked| asked.starts_with(BUILT));
+    if !built(origin) {
+        return Ok(false);
+    }
+    let found = Installed::get(store, name, &|_| true)?;
+    Ok(found
+        .origin
+        .is_some_and(|old| built(&old) && old.owners == origin.owners))
 }
 
 /// A folder that is removed unless it gets its name.

@@ -10,7 +10,7 @@ use forkd_api::{ErrorCode, ImageDetail, ImageInfo, PrunedImages};
 use forkd_types::Tag;
 
 pub use fetch::{FetchWish, Pieces, fetch, receive};
-pub use installed::{Installed, Owns, sweep};
+pub use installed::{BUILT, Installed, Owns, sweep};
 pub use operations::{Operation, Operations};
 
 use crate::app::App;

@@ -8,13 +8,11 @@ use anyhow::{Context, anyhow};
 use forkd_oci::source::Source;
 use forkd_oci::{engine, stream};
 use futures::Stream;
-use tokio::sync::mpsc;
 
+use crate::commands::pipe::{self, Pipe};
 use crate::error::CliError;
 
 const PIECE: usize = 256 << 10;
-/// Pieces on their way.
-const PIECES: usize = 4;
 
 /// The bytes of an image that lies on this host.
 pub fn content(
@@ -52,16 +50,7 @@ pub fn content(
             return Err(anyhow!("an image in a registry is not sent along").into());
         }
     };
-    let (sender, mut receiver) = mpsc::channel(PIECES);
-    std::thread::spawn(move || {
-        if let Err(error) = work(Pipe(sender.clone())) {
-            // A receiver that is gone has its own reason.
-            let _ = sender.blocking_send(Err(error));
-        }
-    });
-    Ok(futures::stream::poll_fn(move |context| {
-        receiver.poll_recv(context)
-    }))
+    Ok(pipe::stream(work))
 }
 
 fn from_file(path: &Path) -> Result<Box<dyn FnOnce(Pipe) -> io::Result<()> + Send>, CliError> {
@@ -76,20 +65,5 @@ fn copy(mut from: impl Read, mut pipe: Pipe) -> io::Result<()> {
             0 => return Ok(()),
             read => pipe.write_all(buffer.get(..read).unwrap_or_default())?,
         }
-    }
-}
-
-/// Writes become pieces of the stream.
-struct Pipe(mpsc::Sender<io::Result<Vec<u8>>>);
-
-impl Write for Pipe {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.0.blocking_send(Ok(bytes.to_vec()));
-        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Files: content in streams, everything else in one step. The work is done on helper threads, since disks
 //! can take their time.
 
+mod attributes;
 mod content;
 mod list;
 mod meta;

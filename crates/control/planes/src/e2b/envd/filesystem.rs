@@ -247,6 +247,8 @@ impl Guest {
             }
             entries.push(entry(whole, found.info, target));
         }
+        // The protocol lists a directory directly before its content.
+        entries.sort_by(|a, b| a.path.split('/').cmp(b.path.split('/')));
         Ok(ListDirResponse { entries })
     }
 

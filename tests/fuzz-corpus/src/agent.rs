@@ -58,6 +58,7 @@ async fn talk(data: &[u8], budget: Budget) {
             path: path(),
             depth: 1,
             limit: Some(100),
+            attributes: None,
         };
         let exec = ExecRequest {
             shell: Some("true".to_owned()),

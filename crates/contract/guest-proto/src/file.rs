@@ -1,5 +1,7 @@
 //! Files, watches and connections inside the guest.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Reads a file. [`crate::Event::File`] comes first, then the content on [`crate::channel::BULK`]; the
@@ -83,6 +85,9 @@ pub struct StatRequest {
     pub path: String,
     /// Look at the link itself.
     pub no_follow: bool,
+    /// Report the extended attributes whose names begin with this text, such as `user.note.`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<String>,
 }
 
 /// Lists a directory: [`crate::Event::Entries`], then a [`ListResult`].
@@ -95,6 +100,9 @@ pub struct ListRequest {
     /// Stop after this many entries; the agent's own limit when missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
+    /// Report the extended attributes whose names begin with this text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<String>,
 }
 
 /// How a listing ended.
@@ -141,7 +149,7 @@ pub struct RemoveRequest {
     pub missing_ok: bool,
 }
 
-/// Changes permissions or owner.
+/// Changes permissions, owner or extended attributes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SetAttrRequest {
@@ -153,6 +161,18 @@ pub struct SetAttrRequest {
     /// A name, a number, or `uid:gid`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// The new extended attributes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<Attributes>,
+}
+
+/// All extended attributes of a file whose names begin with one text. Others of that beginning are removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Attributes {
+    /// Begins with `user.`, and is not part of the names below.
+    pub prefix: String,
+    pub values: BTreeMap<String, String>,
 }
 
 /// The attributes of a file.
@@ -180,6 +200,10 @@ pub struct FileInfo {
     /// Where a link points.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// The extended attributes that were asked for, by their names without the prefix. Values that are not text, and
+    /// attributes beyond the agent's limits, are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attributes: BTreeMap<String, String>,
 }
 
 /// The kind of a file.

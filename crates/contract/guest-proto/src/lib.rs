@@ -54,9 +54,9 @@ pub use exec::{
     SignalRequest, Started,
 };
 pub use file::{
-    DialRequest, Entry, FileInfo, FileKind, ListRequest, ListResult, MkdirRequest, ReadRequest,
-    ReadResult, RemoveRequest, RenameRequest, SetAttrRequest, StatRequest, WatchChange, WatchEvent,
-    WatchRequest, WriteRequest, WriteResult,
+    Attributes, DialRequest, Entry, FileInfo, FileKind, ListRequest, ListResult, MkdirRequest,
+    ReadRequest, ReadResult, RemoveRequest, RenameRequest, SetAttrRequest, StatRequest,
+    WatchChange, WatchEvent, WatchRequest, WriteRequest, WriteResult,
 };
 pub use frame::{DecodeError, Decoder, Frame, Kind, MAX_PAYLOAD};
 pub use hello::{Hello, feature};

@@ -184,7 +184,7 @@ impl Calls {
     pub async fn stat(&self, path: &str) -> Result<FileInfo, Error> {
         self.stat_with(StatRequest {
             path: path.to_owned(),
-            no_follow: false,
+            ..StatRequest::default()
         })
         .await
     }
@@ -298,6 +298,7 @@ mod tests {
                 path: "/".into(),
                 depth: 1,
                 limit: Some(3),
+                attributes: None,
             })
             .await;
         assert!(

@@ -6,8 +6,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use common::{TestAgent, sh};
 use forkd_guest_proto::{
-    DialRequest, ErrorCode, FileKind, ListRequest, MkdirRequest, ReadRequest, RemoveRequest,
-    RenameRequest, SetAttrRequest, WatchChange, WatchRequest, WriteRequest,
+    Attributes, DialRequest, ErrorCode, FileKind, ListRequest, MkdirRequest, ReadRequest,
+    RemoveRequest, RenameRequest, SetAttrRequest, StatRequest, WatchChange, WatchRequest,
+    WriteRequest,
 };
 use rand::Rng;
 
@@ -166,7 +167,7 @@ async fn directories_and_attributes() {
     let list = ListRequest {
         path: top.clone(),
         depth: 1,
-        limit: None,
+        ..ListRequest::default()
     };
     let (entries, result) = client.list(list.clone()).await.unwrap();
     assert_eq!(
@@ -210,6 +211,7 @@ async fn directories_and_attributes() {
             path: format!("{top}/g"),
             mode: Some(0o4755),
             owner: Some("1".into()),
+            attributes: None,
         })
         .await
         .unwrap();
@@ -218,6 +220,7 @@ async fn directories_and_attributes() {
         (info.mode, info.uid, info.kind),
         (0o4755, 1, FileKind::File)
     );
+    attributes(&client, &format!("{top}/g")).await;
     let full = client
         .remove(RemoveRequest {
             path: top.clone(),
@@ -380,4 +383,52 @@ async fn a_dialled_connection_carries_bytes_both_ways() {
         .dial(DialRequest::Unix("/no/such/socket".into()))
         .await;
     assert_eq!(refused.err().unwrap().code(), Some(ErrorCode::NotFound));
+}
+
+/// Extended attributes are replaced as a whole, and only those of users can be written.
+async fn attributes(client: &Calls, path: &str) {
+    let set = |prefix: &str, values: &[(&str, &str)]| SetAttrRequest {
+        path: path.to_owned(),
+        attributes: Some(Attributes {
+            prefix: prefix.to_owned(),
+            values: values
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
+        }),
+        ..SetAttrRequest::default()
+    };
+    let read = async || {
+        let request = StatRequest {
+            path: path.to_owned(),
+            no_follow: true,
+            attributes: Some("user.note.".into()),
+        };
+        client.stat_with(request).await.unwrap().attributes
+    };
+    client
+        .set_attr(set("user.other.", &[("a", "stays")]))
+        .await
+        .unwrap();
+    client
+        .set_attr(set("user.note.", &[("a", "1"), ("b", "2")]))
+        .await
+        .unwrap();
+    assert_eq!(read().await.len(), 2);
+    client
+        .set_attr(set("user.note.", &[("b", "3")]))
+        .await
+        .unwrap();
+    assert_eq!(read().await, [("b".to_owned(), "3".to_owned())].into());
+    let long = "x".repeat(5000);
+    for bad in [
+        set("security.", &[("capability", "x")]),
+        set("user.note.", &[("a", "line\nbreak")]),
+        set("user.note.", &[("", "x")]),
+        set("user.note.", &[("a", &long)]),
+    ] {
+        let refused = client.set_attr(bad).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::BadRequest));
+    }
+    assert_eq!(read().await, [("b".to_owned(), "3".to_owned())].into());
 }

@@ -499,6 +499,7 @@ fn file_info(directory: bool, size: usize) -> FileInfo {
         group: None,
         modified_unix_ms: 0,
         target: None,
+        attributes: Default::default(),
     }
 }
 

@@ -177,6 +177,7 @@ async fn permissions(agent: &Calls) -> anyhow::Result<()> {
             path: path.to_owned(),
             mode: Some(0o4755),
             owner: Some("0:0".into()),
+            attributes: None,
         })
         .await?;
     let info = agent.stat(path).await?;

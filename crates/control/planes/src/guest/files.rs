@@ -33,24 +33,44 @@ pub fn mode(text: &str) -> Result<u32, Error> {
 
 /// The attributes of a path; of a link itself if `no_follow`.
 pub async fn stat(client: &Client, path: &str, no_follow: bool) -> Result<guest::FileInfo, Error> {
-    client
-        .by(agent_limits::answer())
-        .stat_with(guest::StatRequest {
+    stat_with(
+        client,
+        guest::StatRequest {
             path: path.to_owned(),
             no_follow,
-        })
+            attributes: None,
+        },
+    )
+    .await
+}
+
+/// The attributes of a path.
+pub async fn stat_with(
+    client: &Client,
+    request: guest::StatRequest,
+) -> Result<guest::FileInfo, Error> {
+    let path = request.path.clone();
+    client
+        .by(agent_limits::answer())
+        .stat_with(request)
         .await
         .map_err(Error::agent(format!("{path} cannot be read")))
 }
 
-/// The entries below a directory, up to `depth` levels.
-pub async fn list(client: &Client, path: &str, depth: u32) -> Result<Vec<guest::Entry>, Error> {
+/// The entries below a directory, up to `depth` levels, with the extended attributes of a prefix.
+pub async fn list(
+    client: &Client,
+    path: &str,
+    depth: u32,
+    attributes: Option<&str>,
+) -> Result<Vec<guest::Entry>, Error> {
     let (entries, _) = client
         .by(agent_limits::answer())
         .list(guest::ListRequest {
             path: path.to_owned(),
             depth,
             limit: Some(MAX_ENTRIES),
+            attributes: attributes.map(str::to_owned),
         })
         .await
         .map_err(Error::agent(format!("{path} cannot be listed")))?;

@@ -183,7 +183,7 @@ pub async fn list(
 ) -> Answer<Json<Vec<FileEntry>>> {
     let path = checked(params.path)?;
     let client = sandbox.agent().await?;
-    let entries = files::list(&client, &path, 1).await?;
+    let entries = files::list(&client, &path, 1, None).await?;
     let mut shown: Vec<FileEntry> = entries
         .into_iter()
         .map(|entry| shown(entry.path, entry.info))
@@ -265,6 +265,7 @@ pub async fn attributes(
             path: path.clone(),
             mode,
             owner: request.owner,
+            attributes: None,
         })
         .await
         .map_err(Error::agent(format!("{path} cannot be changed")))?;

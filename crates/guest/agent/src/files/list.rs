@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use forkd_guest_proto::{AgentError, Entry, Event, ListRequest, ListResult};
 
-use super::{absolute, blocking, meta};
+use super::{absolute, attributes, blocking, meta};
 use crate::conn::Stream;
 use crate::error;
 use crate::process::users::Users;
@@ -18,11 +18,14 @@ const MAX_ENTRIES: u64 = 1_000_000;
 const MAX_DEPTH: u32 = 64;
 /// Entries per event; with the longest names they still fit into a frame.
 const PART: usize = 50;
+/// Bytes of extended attributes after which an event ends, for the same reason.
+const PART_ATTRIBUTES: usize = 8 << 10;
 
 /// Lists a directory, parents before children and names in order.
 pub async fn list(stream: &Stream, request: ListRequest) -> Result<ListResult, AgentError> {
     let limit = request.limit.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
     let mut walk = Walk::new(absolute(&request.path)?, request.depth.clamp(1, MAX_DEPTH));
+    walk.attributes = request.attributes;
     let mut count = 0;
     loop {
         let (walked, part) = blocking(move || {
@@ -64,6 +67,8 @@ struct Walk {
     level: u32,
     started: bool,
     users: Users,
+    /// The prefix of the extended attributes that entries report.
+    attributes: Option<String>,
 }
 
 impl Walk {
@@ -78,14 +83,20 @@ impl Walk {
             level: 0,
             started: false,
             users,
+            attributes: None,
         }
     }
 
     fn next_part(&mut self) -> Result<Vec<Entry>, AgentError> {
-        let mut part = Vec::new();
-        while part.len() < PART {
+        let mut part: Vec<Entry> = Vec::new();
+        let mut attributes = 0;
+        while part.len() < PART && attributes < PART_ATTRIBUTES {
             if let Some(path) = self.names.pop_front() {
-                part.extend(self.entry(&path));
+                if let Some(entry) = self.entry(&path) {
+                    let values = entry.info.attributes.iter();
+                    attributes += values.map(|(k, v)| k.len() + v.len()).sum::<usize>();
+                    part.push(entry);
+                }
                 continue;
             }
             let Some((directory, level)) = self.directories.pop_front() else {
@@ -113,6 +124,9 @@ impl Walk {
         let mut info = meta::info(&full, &found);
         info.user = self.users.user_name(info.uid).map(ToOwned::to_owned);
         info.group = self.users.group_name(info.gid).map(ToOwned::to_owned);
+        if let Some(prefix) = &self.attributes {
+            info.attributes = attributes::read(&full, prefix);
+        }
         Some(Entry {
             path: path.to_string_lossy().into_owned(),
             info,

@@ -11,7 +11,7 @@ use forkd_guest_proto::{
 };
 use rustix::fs::{CWD, RenameFlags};
 
-use super::{absolute, blocking};
+use super::{absolute, attributes, blocking};
 use crate::error;
 use crate::process::users::Users;
 
@@ -29,6 +29,9 @@ pub async fn stat(request: StatRequest) -> Result<FileInfo, AgentError> {
         let users = Users::load();
         info.user = users.user_name(info.uid).map(ToOwned::to_owned);
         info.group = users.group_name(info.gid).map(ToOwned::to_owned);
+        if let Some(prefix) = &request.attributes {
+            info.attributes = attributes::read(&path, prefix);
+        }
         Ok(info)
     })
     .await
@@ -61,6 +64,7 @@ pub fn info(path: &Path, found: &Metadata) -> FileInfo {
             .saturating_mul(1000)
             .saturating_add(found.mtime_nsec() / 1_000_000),
         target: target.map(|target| target.to_string_lossy().into_owned()),
+        attributes: Default::default(),
     }
 }
 
@@ -127,10 +131,17 @@ fn is_root(path: &Path) -> bool {
     (found.dev(), found.ino()) == (root.dev(), root.ino())
 }
 
-/// Changes permissions or owner.
+/// Changes permissions, owner or extended attributes.
 pub async fn set_attr(request: SetAttrRequest) -> Result<(), AgentError> {
     let path = absolute(&request.path)?;
-    blocking(move || change(&path, request.mode, request.owner.as_deref())).await
+    blocking(move || {
+        change(&path, request.mode, request.owner.as_deref())?;
+        match &request.attributes {
+            Some(wanted) => attributes::write(&path, wanted),
+            None => Ok(()),
+        }
+    })
+    .await
 }
 
 fn change(path: &Path, mode: Option<u32>, owner_text: Option<&str>) -> Result<(), AgentError> {

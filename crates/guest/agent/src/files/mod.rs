@@ -2,6 +2,7 @@
 //! can take their time.
 
 pub mod archive;
+mod attributes;
 mod content;
 mod list;
 mod meta;

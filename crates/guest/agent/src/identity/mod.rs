@@ -135,24 +135,28 @@ fn change_machine(
     {
         note(error);
     }
+    // A machine that gets the name it has is resumed, not forked: it goes on with the same boot.
+    let resumed = request.hostname.as_deref() == Some(&hostname());
     if let Some(name) = &request.hostname
         && let Err(error) = names::set_hostname(name)
     {
         note(error);
     }
-    report.hostname = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
+    report.hostname = hostname();
     match names::set_machine_id(request.machine_id.as_deref()) {
         Ok(id) => report.machine_id = id,
         Err(error) => note(error),
     }
-    match names::set_boot_id() {
+    match names::boot_id(resumed) {
         Ok(id) => report.boot_id = Some(id),
         Err(error) => note(error),
     }
     Ok(())
+}
+
+fn hostname() -> String {
+    let names = rustix::system::uname();
+    names.nodename().to_string_lossy().into_owned()
 }
 
 fn publish_generation(generation: &str, warnings: &mut Vec<String>) {

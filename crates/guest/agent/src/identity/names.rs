@@ -94,11 +94,16 @@ fn overwrite(file: &Path, bytes: &[u8]) -> io::Result<()> {
     open.set_len(bytes.len() as u64)
 }
 
-/// Gives the boot a new id. The kernel's own cannot be changed, so another file is put over it.
-pub fn set_boot_id() -> Result<String, AgentError> {
-    let id = uuid(random()?);
+/// Gives the boot a new id, unless `keep`. The kernel's own cannot be changed, so another file is put over it.
+pub fn boot_id(keep: bool) -> Result<String, AgentError> {
     let path = run_directory().join("boot_id");
     let mounted = fs::metadata(&path).is_ok() && is_mounted();
+    if keep && mounted {
+        let id = fs::read_to_string(&path);
+        let id = id.map_err(|error| error::at("read", &path, &error))?;
+        return Ok(id.trim_end().to_owned());
+    }
+    let id = uuid(random()?);
     // In place: what lies over the kernel's file is this very file.
     write_in_place(&path.to_string_lossy(), &format!("{id}\n"))?;
     if !mounted {

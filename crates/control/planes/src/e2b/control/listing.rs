@@ -95,7 +95,7 @@ impl Wanted {
             && metadata
             && self
                 .started_after
-                .is_none_or(|after| detail.started_unix > after)
+                .is_none_or(|after| detail.started_unix >= after)
             && self
                 .template
                 .as_ref()

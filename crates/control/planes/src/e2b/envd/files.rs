@@ -1,5 +1,6 @@
 //! Downloads and uploads of files: `GET /files` and `POST /files`.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
 use serde::Serialize;
 
-use super::filesystem::make_dirs;
+use super::filesystem::{METADATA, make_dirs};
 use super::multipart::{Multipart, Piece};
 use super::paths;
 use super::users::User;
@@ -29,6 +30,8 @@ use crate::guest::files;
 
 /// The most files of one upload.
 const MAX_FILES: usize = 1000;
+/// The beginning of the headers that name metadata.
+const METADATA_HEADER: &str = "x-metadata-";
 /// Compressed bytes that are inflated at once. They become at most a thousand times as many.
 const INFLATED_AT_ONCE: usize = 4096;
 
@@ -39,6 +42,8 @@ struct Written {
     #[serde(rename = "type")]
     kind: &'static str,
     path: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
 }
 
 /// The error of a call about a file.
@@ -67,6 +72,22 @@ struct Place {
     user: User,
     /// The path of the query, if there is one.
     path: Option<String>,
+    /// The metadata of all files of an upload.
+    metadata: BTreeMap<String, String>,
+}
+
+/// The metadata that the headers name. Header names have no upper case.
+fn metadata(headers: &HeaderMap) -> Answer<BTreeMap<String, String>> {
+    let mut found = BTreeMap::new();
+    for (name, value) in headers {
+        let Some(key) = name.as_str().strip_prefix(METADATA_HEADER) else {
+            continue;
+        };
+        let value = value.to_str();
+        let value = value.map_err(|_| Refusal::bad(format!("{name} is not printable text")))?;
+        found.insert(key.to_owned(), value.to_owned());
+    }
+    Ok(found)
 }
 
 impl Place {
@@ -84,7 +105,12 @@ impl Place {
             .filter(|path| !path.is_empty())
             .map(|path| resolved(path, &user))
             .transpose()?;
-        Ok(Self { client, user, path })
+        Ok(Self {
+            client,
+            user,
+            path,
+            metadata: BTreeMap::new(),
+        })
     }
 }
 
@@ -205,43 +231,87 @@ impl Content {
     }
 }
 
+/// A file of an upload.
+struct Upload {
+    writer: FileWriter,
+    path: String,
+    /// The file had metadata before.
+    stale: bool,
+}
+
 /// Opens a file for the user, with the directories above it.
-async fn open(place: &Place, path: &str) -> Answer<FileWriter> {
-    if let Ok(found) = files::stat(&place.client, path, false).await {
+async fn open(place: &Place, path: String) -> Answer<Upload> {
+    let wish = guest::StatRequest {
+        path: path.clone(),
+        no_follow: false,
+        attributes: Some(METADATA.to_owned()),
+    };
+    let mut stale = false;
+    if let Ok(found) = files::stat_with(&place.client, wish).await {
         if found.kind == guest::FileKind::Directory {
             return Err(Refusal::bad(format!("path is a directory: {path}")));
         }
+        stale = !found.attributes.is_empty();
     } else {
-        make_dirs(&place.client, paths::parent(path), &place.user.name)
+        make_dirs(&place.client, paths::parent(&path), &place.user.name)
             .await
             .map_err(|error| Refusal::bad(error.message))?;
     }
     // In place, so that watchers see a write and not a rename.
-    place
+    let writer = place
         .client
         .by(agent_limits::start())
         .write(guest::WriteRequest {
-            path: path.to_owned(),
+            path: path.clone(),
             owner: Some(place.user.name.clone()),
             ..guest::WriteRequest::default()
         })
-        .map_err(|error| failed(not_written(path)(error)))
+        .map_err(|error| failed(not_written(&path)(error)))?;
+    Ok(Upload {
+        writer,
+        path,
+        stale,
+    })
 }
 
 fn not_written(path: &str) -> impl FnOnce(AgentError) -> Error {
     Error::agent(format!("{path} cannot be written"))
 }
 
-async fn close(writer: FileWriter, path: String) -> Answer<Written> {
-    writer
-        .finish()
-        .await
-        .map_err(|error| failed(not_written(&path)(error)))?;
-    Ok(Written {
-        name: paths::name(&path),
-        kind: "file",
-        path,
-    })
+impl Upload {
+    async fn write(&mut self, bytes: &[u8]) -> Answer<()> {
+        let written = self.writer.write(bytes).await;
+        written.map_err(|error| failed(not_written(&self.path)(error)))
+    }
+
+    /// Ends the content and sets the metadata. Metadata of an earlier upload does not stay.
+    async fn close(self, place: &Place) -> Answer<Written> {
+        let path = self.path;
+        self.writer
+            .finish()
+            .await
+            .map_err(|error| failed(not_written(&path)(error)))?;
+        if self.stale || !place.metadata.is_empty() {
+            let wish = guest::SetAttrRequest {
+                path: path.clone(),
+                attributes: Some(guest::Attributes {
+                    prefix: METADATA.to_owned(),
+                    values: place.metadata.clone(),
+                }),
+                ..guest::SetAttrRequest::default()
+            };
+            let set = place.client.by(agent_limits::answer()).set_attr(wish).await;
+            set.map_err(|error| {
+                failed(Error::agent(format!("{path} cannot have metadata"))(error))
+            })?;
+        }
+        Ok(Written {
+            name: paths::name(&path),
+            kind: "file",
+            path,
+            metadata: place.metadata.clone(),
+        })
+    }
 }
 
 /// Writes one file, or several of a form.
@@ -251,7 +321,10 @@ pub async fn upload(
     request: Request,
 ) -> Answer<Response> {
     let (parts, body) = request.into_parts();
-    let place = Place::of(&e2b, &reached, parts.uri.query().unwrap_or_default()).await?;
+    let place = Place {
+        metadata: metadata(&parts.headers)?,
+        ..Place::of(&e2b, &reached, parts.uri.query().unwrap_or_default()).await?
+    };
     let kind = parts
         .headers
         .get(header::CONTENT_TYPE)
@@ -272,14 +345,11 @@ pub async fn upload(
 }
 
 async fn upload_one(place: &Place, mut content: Content, path: String) -> Answer<Written> {
-    let mut writer = open(place, &path).await?;
+    let mut file = open(place, path).await?;
     while let Some(bytes) = content.next().await? {
-        writer
-            .write(&bytes)
-            .await
-            .map_err(|error| failed(not_written(&path)(error)))?;
+        file.write(&bytes).await?;
     }
-    close(writer, path).await
+    file.close(place).await
 }
 
 async fn upload_form(
@@ -289,7 +359,7 @@ async fn upload_form(
 ) -> Answer<Vec<Written>> {
     let bad = |error: super::multipart::Malformed| Refusal::bad(error.to_string());
     let mut written = Vec::new();
-    let mut open_file: Option<(FileWriter, String)> = None;
+    let mut open_file: Option<Upload> = None;
     while let Some(bytes) = content.next().await? {
         reader.push(&bytes);
         while let Some(piece) = reader.next_piece().map_err(bad)? {
@@ -307,19 +377,16 @@ async fn upload_form(
                         (None, Some(file)) => resolved(&file, &place.user)?,
                         (None, None) => return Err(Refusal::bad("a file has no path")),
                     };
-                    open_file = Some((open(place, &path).await?, path));
+                    open_file = Some(open(place, path).await?);
                 }
                 Piece::Data(bytes) => {
-                    if let Some((writer, path)) = &mut open_file {
-                        writer
-                            .write(&bytes)
-                            .await
-                            .map_err(|error| failed(not_written(path)(error)))?;
+                    if let Some(file) = &mut open_file {
+                        file.write(&bytes).await?;
                     }
                 }
                 Piece::End => {
-                    if let Some((writer, path)) = open_file.take() {
-                        written.push(close(writer, path).await?);
+                    if let Some(file) = open_file.take() {
+                        written.push(file.close(place).await?);
                     }
                 }
             }

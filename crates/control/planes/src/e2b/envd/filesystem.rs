@@ -25,6 +25,8 @@ use crate::e2b::state::E2b;
 use crate::e2b::target::Reached;
 use crate::guest::files;
 
+/// The space of the extended attributes that keep the metadata of files.
+pub const METADATA: &str = "user.e2b.";
 /// Links of a listing whose targets are looked at.
 const MAX_LINKS: usize = 256;
 /// Levels of a listing.
@@ -130,14 +132,19 @@ pub fn entry(path: String, info: guest::FileInfo, target: Option<guest::FileKind
         group: info.group.unwrap_or_else(|| info.gid.to_string()),
         modified_time: Some(Timestamp::of_ms(info.modified_unix_ms)),
         symlink_target,
-        metadata: Default::default(),
+        metadata: info.attributes,
         is_symlink,
     }
 }
 
 /// An entry by its path; a link with the kind of its target.
 async fn look(client: &Client, path: String) -> Result<EntryInfo, RpcError> {
-    let info = files::stat(client, &path, true).await?;
+    let wish = guest::StatRequest {
+        path: path.clone(),
+        no_follow: true,
+        attributes: Some(METADATA.to_owned()),
+    };
+    let info = files::stat_with(client, wish).await?;
     let target = match info.kind {
         guest::FileKind::Symlink => files::stat(client, &path, false).await.ok(),
         _ => None,
@@ -226,7 +233,7 @@ impl Guest {
             )));
         }
         let depth = request.depth.clamp(1, MAX_DEPTH);
-        let listed = files::list(&self.client, &path, depth).await?;
+        let listed = files::list(&self.client, &path, depth, Some(METADATA)).await?;
         let base = if path == "/" { "" } else { path.as_str() };
         let mut links = 0;
         let mut entries = Vec::with_capacity(listed.len());
@@ -240,6 +247,8 @@ impl Guest {
             }
             entries.push(entry(whole, found.info, target));
         }
+        // The protocol lists a directory directly before its content.
+        entries.sort_by(|a, b| a.path.split('/').cmp(b.path.split('/')));
         Ok(ListDirResponse { entries })
     }
 
@@ -431,6 +440,7 @@ mod tests {
             group: None,
             modified_unix_ms: 0,
             target: target.map(str::to_owned),
+            attributes: Default::default(),
         };
         let link = info(guest::FileKind::Symlink, Some("b"));
         let shown = entry("/d/a".into(), link.clone(), Some(guest::FileKind::File));

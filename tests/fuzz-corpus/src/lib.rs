@@ -10,6 +10,7 @@ mod devices;
 mod disk;
 mod input;
 mod protocols;
+mod recipe;
 mod registers;
 mod state;
 
@@ -25,6 +26,7 @@ pub const TARGETS: &[Target] = &[
     ("guest_proto", protocols::guest),
     ("mmio_registers", registers::mmio),
     ("net", devices::net),
+    ("recipe", recipe::recipe),
     ("rng", devices::rng),
     ("serial", registers::serial),
     ("slot_state", state::slot),

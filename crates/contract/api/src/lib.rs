@@ -41,7 +41,7 @@ pub use files::{
 };
 pub use hub::{MemoryWish, UnpackPlan, UnpackWay};
 pub use images::{
-    FetchImage, ImageDetail, ImageInfo, OperationInfo, OperationStatus, PrunedImages, PullPolicy,
+    FetchImage, ImageCheck, ImageDetail, ImageInfo, OperationInfo, OperationStatus, PrunedImages, PullPolicy,
     RegistryCredential,
 };
 pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequest};

@@ -62,6 +62,10 @@ pub mod feature {
     pub const DIAL: &str = "dial";
     /// Clock, metrics, network, quiesce, shutdown.
     pub const MACHINE: &str = "machine";
+    /// Services with declared readiness, and waiting for a calm guest.
+    pub const SERVICES: &str = "services";
     /// All that this version knows.
-    pub const ALL: &[&str] = &[EXEC, PTY, FILES, WATCH, INTERP, IDENTITY, DIAL, MACHINE];
+    pub const ALL: &[&str] = &[
+        EXEC, PTY, FILES, WATCH, INTERP, IDENTITY, DIAL, MACHINE, SERVICES,
+    ];
 }

@@ -39,6 +39,7 @@ mod interp;
 mod machine;
 mod request;
 mod response;
+mod service;
 pub mod window;
 
 pub use control::Control;
@@ -67,6 +68,9 @@ pub use machine::{
 };
 pub use request::{Request, parse_request};
 pub use response::{Event, Outcome};
+pub use service::{
+    Readiness, Restart, ServiceInfo, ServiceStart, ServiceState, SettleReport, SettleRequest,
+};
 
 /// The version both sides name in their hello. Agents and hosts of one version understand each other
 /// whatever their features are.

@@ -22,6 +22,7 @@ mod process;
 mod procfs;
 mod quiesce;
 mod ready;
+mod service;
 mod shutdown;
 mod sys;
 mod transport;

@@ -15,6 +15,7 @@ mod man;
 mod mcp;
 mod network;
 mod node;
+mod parent;
 mod quickstart;
 mod sandbox;
 mod snapshot;
@@ -37,6 +38,7 @@ pub use man::ManArgs;
 pub use mcp::{McpArgs, McpClient, McpCommand, McpInstallArgs, ToolArgs};
 pub use network::{NetArgs, NetCommand, NetworkArgs};
 pub use node::{GatewayArgs, NodeArgs, NodeCommand};
+pub use parent::{ParentArgs, ParentCommand};
 pub use quickstart::QuickstartArgs;
 pub use sandbox::{
     BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LimitsArgs, LogsArgs, LsArgs,
@@ -204,6 +206,8 @@ pub enum Command {
     Image(Box<ImageArgs>),
     /// Fetch a container image, boot a parent from it and freeze it as a snapshot
     FromImage(Box<FromImageArgs>),
+    /// Build the disk of an image as a file, without a daemon
+    Parent(ParentArgs),
     /// Delete snapshots
     Rmi(RmiArgs),
     /// Describe a snapshot

@@ -26,6 +26,7 @@ mod mcp;
 mod net;
 mod node;
 mod own_snapshot;
+mod parent;
 mod ping;
 mod quickstart;
 mod rmi;
@@ -80,6 +81,7 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Images(args) => images::run(&args, ui),
         Command::Image(args) => image::run(&args, ui),
         Command::FromImage(args) => image::from_image(&args, ui),
+        Command::Parent(args) => parent::run(&args, ui),
         Command::Rmi(args) => rmi::run(&args, ui),
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),
         Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),

@@ -2,6 +2,7 @@
 
 mod assets;
 mod parent;
+mod prepare;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

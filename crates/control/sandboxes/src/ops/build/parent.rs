@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 use forkd_agent_client::{Calls, Client, Deadline};
 use forkd_api::{ErrorCode, SnapshotInfo};
 use forkd_formats::image::Interpreter;
-use forkd_guest_proto::{
-    EvalMode, EvalRequest, ExecRequest, FreezeRequest, InterpStart, QuiesceRequest, Warmup,
-};
+use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, FreezeRequest, QuiesceRequest};
 use forkd_store::{Cpu, Ingested, Source};
 use forkd_types::{Engine, SandboxId, Tag};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Event, LINUX_CMDLINE};
 
-use super::BuildRequest;
+use super::{BuildRequest, prepare};
 use super::assets::{Assets, HostFile, RootDisk};
 use crate::app::App;
 use crate::clock;
@@ -103,7 +101,7 @@ async fn build_vm(
     parent.boot(assets, &base).await?;
     // One deadline for all calls, which is that of the request.
     let client = parent.agent().await?.by(Deadline::within(request.timeout));
-    warm_up(&client, request, assets).await?;
+    prepare::prepare(&client, request, assets).await?;
     let about = AboutParent {
         ready_us: clock::micros(parent.started.elapsed()),
         labels: request.labels.clone(),
@@ -297,101 +295,9 @@ async fn warm_exec(client: &Calls) {
     }
 }
 
-async fn warm_up(client: &Calls, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
-    if let Some(warmup) = &assets.warmup {
-        let started = client
-            .interp_start(InterpStart {
-                language: warmup.interpreter.name().to_owned(),
-                env: assets
-                    .env
-                    .iter()
-                    .map(|(key, value)| (key.clone(), Some(value.clone())))
-                    .collect(),
-                warmup: Warmup {
-                    imports: warmup.imports.clone(),
-                    code: warmup.code.clone(),
-                },
-                timeout_ms: Some(u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX)),
-                ..InterpStart::default()
-            })
-            .await
-            .map_err(Error::agent("the interpreter could not be warmed up"))?;
-        if let Some(error) = started.warmup_error {
-            return Err(Error::refused(
-                ErrorCode::AgentFailed,
-                format!(
-                    "the image's warm-up raised {}: {}",
-                    error.name, error.message
-                ),
-            ));
-        }
-    } else {
-        // Every child would have to start it; a guest without one is as good.
-        let python = InterpStart {
-            language: "python".to_owned(),
-            timeout_ms: Some(u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX)),
-            ..InterpStart::default()
-        };
-        if let Err(error) = client.interp_start(python).await {
-            tracing::info!(error = crate::error::chain(&error), "no warm interpreter");
-        }
-    }
-    if !request.warmup.is_empty() {
-        let done = client
-            .exec_capture(ExecRequest {
-                argv: request.warmup.clone(),
-                ..ExecRequest::default()
-            })
-            .await
-            .map_err(|error| match error {
-                // The agent works; the command of the request does not.
-                forkd_agent_client::Error::Agent(refused) => Error::refused(
-                    ErrorCode::InvalidRequest,
-                    format!("the warm-up command cannot be run: {}", refused.message),
-                ),
-                other => Error::agent("the warm-up command could not be run")(other),
-            })?;
-        if !done.result.status.success() {
-            let stderr: String = String::from_utf8_lossy(&done.stderr)
-                .chars()
-                .take(500)
-                .collect();
-            return Err(Error::refused(
-                ErrorCode::InvalidRequest,
-                format!(
-                    "the warm-up command ended with {:?}: {}",
-                    done.result.status,
-                    stderr.trim()
-                ),
-            ));
-        }
-    }
-    if let Some(code) = &request.warmup_code {
-        let done = client
-            .eval(EvalRequest {
-                code: code.clone(),
-                mode: EvalMode::Auto,
-                ..EvalRequest::default()
-            })
-            .await
-            .map_err(Error::agent("the warm-up code could not be run"))?;
-        if let Some(error) = done.result.error {
-            return Err(Error::refused(
-                ErrorCode::InvalidRequest,
-                format!("the warm-up code raised {}: {}", error.name, error.message),
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// NumPy in the warm interpreter; empty if it is not loaded.
 async fn numpy_version(client: &Calls, assets: &Assets) -> String {
-    if assets
-        .warmup
-        .as_ref()
-        .is_none_or(|warmup| warmup.interpreter != Interpreter::Python)
-    {
+    if !prepare::is_warm(&assets.prepare, Interpreter::Python) {
         return String::new();
     }
     let code = "getattr(__import__('sys').modules.get('numpy'), '__version__', '')";

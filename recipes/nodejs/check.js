@@ -7,7 +7,7 @@ const server = http.createServer((request, response) => {
   response.end(request.url === path ? JSON.stringify({ answer: 6 * 7 }) : "");
 });
 server.listen(0, "127.0.0.1", () => {
-  http.get({ port: server.address().port, path }, async (response) => {
+  http.get({ host: "127.0.0.1", port: server.address().port, path }, async (response) => {
     let text = "";
     for await (const part of response) text += part;
     console.log(JSON.parse(text).answer);

@@ -25,10 +25,19 @@ pub fn recipe(data: &[u8]) {
     match Recipe::parse(text, Path::new("recipe.toml"), &Folder::BuiltIn(FILES)) {
         Ok(recipe) => {
             for file in &recipe.files {
-                let inside = file.path.split('/').all(|part| !matches!(part, "" | "." | ".."));
+                let inside = file
+                    .path
+                    .split('/')
+                    .all(|part| !matches!(part, "" | "." | ".."));
                 assert!(inside, "{:?}", file.path);
             }
-            assert!(recipe.prepare.services.iter().all(|one| !one.exec.is_empty()));
+            assert!(
+                recipe
+                    .prepare
+                    .services
+                    .iter()
+                    .all(|one| !one.exec.is_empty())
+            );
             assert!(!recipe.fingerprint().is_empty());
         }
         Err(error) => assert!(!error.to_string().is_empty()),

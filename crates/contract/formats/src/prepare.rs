@@ -172,8 +172,14 @@ mod tests {
             ..Preparation::default()
         };
         let text = serde_json::to_string(&preparation).unwrap();
-        assert!(text.contains(r#""ready":[{"port":5432},{"log":"ready"}]"#), "{text}");
-        assert_eq!(serde_json::from_str::<Preparation>(&text).unwrap(), preparation);
+        assert!(
+            text.contains(r#""ready":[{"port":5432},{"log":"ready"}]"#),
+            "{text}"
+        );
+        assert_eq!(
+            serde_json::from_str::<Preparation>(&text).unwrap(),
+            preparation
+        );
         assert!(Preparation::default().is_empty() && !preparation.is_empty());
     }
 }

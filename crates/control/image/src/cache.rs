@@ -234,7 +234,10 @@ impl Cache {
     /// Removes the oldest contents of a kind until `count` are left. `used` stays.
     pub fn keep_newest(&self, kind: Kind, count: usize, used: &Path) -> Result<(), CacheError> {
         let folder = self.root.join(kind.folder());
-        let _lock = self.lock(&format!("{}/staging.lock", kind.folder()), &Progress::silent())?;
+        let _lock = self.lock(
+            &format!("{}/staging.lock", kind.folder()),
+            &Progress::silent(),
+        )?;
         let mut contents = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(CacheError::io("read", &folder))? {
             let entry = entry.map_err(CacheError::io("read", &folder))?;

@@ -85,7 +85,9 @@ pub fn check_requirements(text: &str) -> Result<(), String> {
         for word in words {
             let digest = word.strip_prefix("--hash=sha256:").unwrap_or_default();
             if digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Err(format!("has something other than --hash=sha256:… after {shown:?}"));
+                return Err(format!(
+                    "has something other than --hash=sha256:… after {shown:?}"
+                ));
             }
             hashes += 1;
         }
@@ -119,10 +121,13 @@ struct LockedPackage {
 
 /// Checks a `package-lock.json`: every package has its digest, and none comes from a place of its own.
 pub fn check_package_lock(text: &str) -> Result<(), String> {
-    let lock: PackageLock =
-        serde_json::from_str(text).map_err(|error| format!("is not a package-lock.json: {error}"))?;
+    let lock: PackageLock = serde_json::from_str(text)
+        .map_err(|error| format!("is not a package-lock.json: {error}"))?;
     if lock.version != 3 {
-        return Err(format!("has lockfileVersion {}, and 3 is needed", lock.version));
+        return Err(format!(
+            "has lockfileVersion {}, and 3 is needed",
+            lock.version
+        ));
     }
     if lock.packages.len() > MAX_PACKAGES {
         return Err(format!("names more than {MAX_PACKAGES} packages"));
@@ -176,7 +181,10 @@ fn fetched(lock: &Lock, cache: &Cache, progress: &Progress) -> Result<PathBuf, L
         LockKind::Python => ("python", b"python"),
         LockKind::Node => ("node", b"node"),
     };
-    let key = Key::new(name, &[LAYOUT, kind, version.as_bytes(), lock.text.as_bytes()]);
+    let key = Key::new(
+        name,
+        &[LAYOUT, kind, version.as_bytes(), lock.text.as_bytes()],
+    );
     cache.content(Kind::Packages, &key, progress, |folder| {
         let step = progress.step(&format!("fetching the packages of {name}"));
         match lock.kind {
@@ -192,14 +200,31 @@ fn pip(text: &str, version: &str, folder: &Path) -> Result<(), LockError> {
     let requirements = folder.join("requirements.lock");
     fs::write(&requirements, text).map_err(io_error("write", &requirements))?;
     let mut command = tools::bound_to_us("python3");
-    command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    command.args(["--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile"]);
+    command.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]);
+    command.args([
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary=:all:",
+        "--no-compile",
+    ]);
     command.args(["--implementation", "cp", "--python-version", version]);
     for minor in GLIBC {
-        command.args(["--platform".to_owned(), format!("manylinux_2_{minor}_x86_64")]);
+        command.args([
+            "--platform".to_owned(),
+            format!("manylinux_2_{minor}_x86_64"),
+        ]);
     }
     command.args(["--platform", "manylinux2014_x86_64", "--target"]);
-    command.arg(folder.join("tree")).arg("--requirement").arg(&requirements);
+    command
+        .arg(folder.join("tree"))
+        .arg("--requirement")
+        .arg(&requirements);
     tools::output(&mut command).map_err(LockError::Pip)?;
     repair_programs(&folder.join("tree/bin")).map_err(io_error("repair", &folder.join("tree/bin")))
 }
@@ -234,11 +259,20 @@ fn npm(text: &str, folder: &Path) -> Result<(), LockError> {
     fs::write(&lock, text).map_err(io_error("write", &lock))?;
     // The lock file has everything that npm compares with this file.
     let root: Value = serde_json::from_str(text).unwrap_or_default();
-    let about = root["packages"][""].as_object().cloned().unwrap_or_default();
+    let about = root["packages"][""]
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
     let manifest = tree.join("package.json");
     fs::write(&manifest, json!(about).to_string()).map_err(io_error("write", &manifest))?;
     let mut command = tools::bound_to_us("npm");
-    command.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev"]);
+    command.args([
+        "ci",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--omit=dev",
+    ]);
     command.args(["--loglevel=error", "--install-links=false"]);
     run_in(&mut command, &tree).map_err(LockError::Npm)
 }
@@ -262,7 +296,9 @@ fn pack(lock: &Lock, folder: &Path, archive: &Path) -> io::Result<()> {
         }
         LockKind::Node => {
             let modules = tree.join("node_modules");
-            append(&mut builder, &modules, &lock.path, &|name| name != ".package-lock.json")?;
+            append(&mut builder, &modules, &lock.path, &|name| {
+                name != ".package-lock.json"
+            })?;
         }
     }
     builder.into_inner()?.flush()
@@ -303,18 +339,25 @@ fn append(
 mod tests {
     use super::*;
 
-    const HASH: &str = "--hash=sha256:40ca8afaac309b41a5b2e09e4e7beb1f824826b93c25697c4d74f573324fba4e";
+    const HASH: &str =
+        "--hash=sha256:40ca8afaac309b41a5b2e09e4e7beb1f824826b93c25697c4d74f573324fba4e";
 
     #[test]
     fn requirements_are_pinned_and_have_no_options() {
-        check_requirements(&format!("# tools\nruff==0.17.5 \\\n    {HASH} \\\n    {HASH}\n\n")).unwrap();
+        check_requirements(&format!(
+            "# tools\nruff==0.17.5 \\\n    {HASH} \\\n    {HASH}\n\n"
+        ))
+        .unwrap();
         for (text, expected) in [
             (String::new(), "names no package"),
             (format!("ruff>=1 {HASH}"), "NAME==VERSION"),
             ("ruff==1".to_owned(), "no --hash"),
             ("ruff==1 --hash=md5:00".to_owned(), "something other"),
             (format!("--index-url=x==1 {HASH}"), "NAME==VERSION"),
-            (format!("ruff==1 {HASH} --global-option=x"), "something other"),
+            (
+                format!("ruff==1 {HASH} --global-option=x"),
+                "something other",
+            ),
             (format!("./x==1 {HASH}"), "NAME==VERSION"),
         ] {
             let problem = check_requirements(&text).unwrap_err();
@@ -325,17 +368,30 @@ mod tests {
     #[test]
     fn a_package_lock_pins_everything_and_names_no_place() {
         let lock = |package: Value| {
-            json!({"lockfileVersion": 3, "packages": {"": {}, "node_modules/x": package}}).to_string()
+            json!({"lockfileVersion": 3, "packages": {"": {}, "node_modules/x": package}})
+                .to_string()
         };
         check_package_lock(&lock(json!({"version": "1", "integrity": "sha512-AA=="}))).unwrap();
         for (text, expected) in [
             (lock(json!({"version": "1"})), "no sha512"),
             (lock(json!({"integrity": "sha1-AA"})), "no sha512"),
-            (lock(json!({"integrity": "sha512-A", "resolved": "file:/etc"})), "names a place"),
+            (
+                lock(json!({"integrity": "sha512-A", "resolved": "file:/etc"})),
+                "names a place",
+            ),
             (lock(json!({"link": true})), "names a place"),
-            (json!({"lockfileVersion": 3, "packages": {}}).to_string(), "no package"),
-            (json!({"lockfileVersion": 1, "packages": {}}).to_string(), "lockfileVersion 1"),
-            (json!({"lockfileVersion": 3, "packages": {"../x": {}}}).to_string(), "not below"),
+            (
+                json!({"lockfileVersion": 3, "packages": {}}).to_string(),
+                "no package",
+            ),
+            (
+                json!({"lockfileVersion": 1, "packages": {}}).to_string(),
+                "lockfileVersion 1",
+            ),
+            (
+                json!({"lockfileVersion": 3, "packages": {"../x": {}}}).to_string(),
+                "not below",
+            ),
             ("x".to_owned(), "not a package-lock.json"),
         ] {
             let problem = check_package_lock(&text).unwrap_err();

@@ -47,7 +47,7 @@ pub struct Services {
     all: RefCell<BTreeMap<String, Rc<Service>>>,
 }
 
-/// One service.
+/// A service and how often it was started.
 struct Service {
     start: ServiceStart,
     state: Cell<ServiceState>,
@@ -166,7 +166,10 @@ async fn expired(
 /// The end of what a process printed, errors last.
 fn tail(process: &Process) -> String {
     let mut text = String::new();
-    for log in [Some(&process.stdout), process.stderr.as_ref()].into_iter().flatten() {
+    for log in [Some(&process.stdout), process.stderr.as_ref()]
+        .into_iter()
+        .flatten()
+    {
         let since = log.total().saturating_sub(TAIL as u64);
         if let Some(Read::Bytes { bytes, .. }) = log.follow_since(since, false).read(TAIL) {
             text.push_str(&String::from_utf8_lossy(&bytes));

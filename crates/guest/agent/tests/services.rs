@@ -62,10 +62,17 @@ async fn a_service_is_ready_when_every_condition_holds() {
         early = &mut starting => panic!("{early:?}"),
         found = until(&client, |one| one.process > 0) => assert_eq!(found.state, ServiceState::Starting),
     }
-    client.exec_capture(sh(&format!("touch {go}"))).await.unwrap();
+    client
+        .exec_capture(sh(&format!("touch {go}")))
+        .await
+        .unwrap();
     let info = starting.await.unwrap();
     assert_eq!((info.state, info.restarts), (ServiceState::Ready, 0));
-    let again = refusal(client.service_start(service("web", "true", Vec::new())).await);
+    let again = refusal(
+        client
+            .service_start(service("web", "true", Vec::new()))
+            .await,
+    );
     assert_eq!(again.code, ErrorCode::Exists);
 }
 
@@ -99,14 +106,23 @@ async fn a_service_that_ends_early_or_is_late_fails_with_its_output() {
     let never = || vec![Readiness::File("/no/such/file".into())];
     let early = service("early", "echo cannot bind >&2; exit 3", never());
     let refused = refusal(client.service_start(early).await);
-    assert!(refused.message.contains("ended before it was ready"), "{refused}");
-    assert!(refused.message.contains("Code(3)") && refused.message.contains("cannot bind"), "{refused}");
+    assert!(
+        refused.message.contains("ended before it was ready"),
+        "{refused}"
+    );
+    assert!(
+        refused.message.contains("Code(3)") && refused.message.contains("cannot bind"),
+        "{refused}"
+    );
     let late = ServiceStart {
         timeout_ms: Some(200),
         ..service("late", "echo waiting; exec sleep 1000", never())
     };
     let refused = refusal(client.service_start(late).await);
-    assert!(refused.message.contains("/no/such/file does not exist"), "{refused}");
+    assert!(
+        refused.message.contains("/no/such/file does not exist"),
+        "{refused}"
+    );
     assert!(refused.message.contains("waiting"), "{refused}");
     // Neither is left: not in the list, and not as a process.
     assert_eq!(client.services().await.unwrap(), []);
@@ -132,10 +148,19 @@ async fn a_service_is_started_again_as_its_policy_says() {
     let line = format!(
         "echo x >>{count}; [ $(wc -l <{count}) -gt 2 ] && exit 0; until [ -e {count}.go ]; do sleep 0.01; done; exit 1"
     );
-    client.service_start(service("flaky", &line, Vec::new())).await.unwrap();
-    client.exec_capture(sh(&format!("touch {count}.go"))).await.unwrap();
+    client
+        .service_start(service("flaky", &line, Vec::new()))
+        .await
+        .unwrap();
+    client
+        .exec_capture(sh(&format!("touch {count}.go")))
+        .await
+        .unwrap();
     let ended = until(&client, |one| one.state == ServiceState::Ended).await;
-    assert_eq!((ended.restarts, ended.last_end), (2, Some(ExitStatus::Code(0))));
+    assert_eq!(
+        (ended.restarts, ended.last_end),
+        (2, Some(ExitStatus::Code(0)))
+    );
 }
 
 #[tokio::test]
@@ -150,7 +175,10 @@ async fn a_service_that_may_not_come_back_stays_ended() {
     match client.service_start(once).await {
         Ok(_) => {
             let ended = until(&client, |one| one.state == ServiceState::Ended).await;
-            assert_eq!((ended.restarts, ended.last_end), (0, Some(ExitStatus::Code(7))));
+            assert_eq!(
+                (ended.restarts, ended.last_end),
+                (0, Some(ExitStatus::Code(7)))
+            );
         }
         Err(error) => assert!(error.to_string().contains("ended before"), "{error}"),
     }
@@ -167,5 +195,7 @@ async fn settling_ends_in_time_and_odd_windows_are_refused() {
     };
     assert!(client.settle(calm).await.unwrap().calm);
     let odd = SettleRequest { for_ms: 1, ..calm };
-    assert!(matches!(client.settle(odd).await, Err(Error::Agent(refused)) if refused.code == ErrorCode::BadRequest));
+    assert!(
+        matches!(client.settle(odd).await, Err(Error::Agent(refused)) if refused.code == ErrorCode::BadRequest)
+    );
 }

@@ -100,7 +100,11 @@ fn add_user(tree: &mut Tree, user: &AddedUser) -> Result<(), TreeError> {
     let AddedUser { name, uid } = user;
     let home = format!("home/{name}");
     for (path, mode, line) in [
-        ("etc/passwd", 0o644, format!("{name}:x:{uid}:{uid}::/{home}:/bin/sh\n")),
+        (
+            "etc/passwd",
+            0o644,
+            format!("{name}:x:{uid}:{uid}::/{home}:/bin/sh\n"),
+        ),
         ("etc/group", 0o644, format!("{name}:x:{uid}:\n")),
         ("etc/shadow", 0o640, format!("{name}:*:1:0:99999:7:::\n")),
     ] {

@@ -26,7 +26,13 @@ pub const ALL: &[BuiltIn] = &[
     recipe!("jupyter-kernel", "kernel.py"),
     recipe!("coding-agent", "requirements.lock"),
     recipe!("nodejs", "check.js"),
-    recipe!("playwright", "package-lock.json", "browser.js", "check.js", "page.html"),
+    recipe!(
+        "playwright",
+        "package-lock.json",
+        "browser.js",
+        "check.js",
+        "page.html"
+    ),
     recipe!("postgres", "fixture.sql", "check.sh"),
     recipe!("machine"),
 ];

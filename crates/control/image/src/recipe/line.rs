@@ -27,10 +27,7 @@ pub fn of(text: &str, field: &str) -> usize {
     1 + before.iter().filter(|byte| **byte == b'\n').count()
 }
 
-fn find<'a, 't>(
-    table: &'a DeTable<'t>,
-    key: &str,
-) -> Option<(usize, &'a Spanned<DeValue<'t>>)> {
+fn find<'a, 't>(table: &'a DeTable<'t>, key: &str) -> Option<(usize, &'a Spanned<DeValue<'t>>)> {
     let (name, value) = table.iter().find(|(name, _)| name.get_ref() == key)?;
     Some((name.span().start, value))
 }

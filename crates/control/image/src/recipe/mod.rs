@@ -269,6 +269,11 @@ impl Recipe {
 
     /// Everything that affects the result, as bytes.
     pub fn fingerprint(&self) -> Vec<u8> {
-        serde_json::json!(self).to_string().into_bytes()
+        let mut parts = serde_json::json!(self);
+        // Schema 1 had this field: a recipe that has no preparation keeps its image in the cache.
+        if let Some(parts) = parts.as_object_mut() {
+            parts.insert("warmup".to_owned(), serde_json::Value::Null);
+        }
+        parts.to_string().into_bytes()
     }
 }

@@ -13,7 +13,11 @@ const SECOND: &str = "schema = 2\nname = \"second\"\n[base]\ndebian = \"trixie\"
 const FILES: &[(&str, &[u8])] = &[("here", b"content"), ("lock", b"ruff>=1\n")];
 
 fn parse(text: &str) -> Result<Recipe, RecipeError> {
-    Recipe::parse(text, Path::new("small/recipe.toml"), &Folder::BuiltIn(FILES))
+    Recipe::parse(
+        text,
+        Path::new("small/recipe.toml"),
+        &Folder::BuiltIn(FILES),
+    )
 }
 
 fn message(text: &str) -> String {
@@ -41,7 +45,10 @@ fn the_built_in_recipes_parse() {
 fn a_recipe_adds_to_the_one_below() {
     let recipe = Recipe::built_in("code-interpreter").unwrap();
     for package in ["python3-numpy", "python3-pandas"] {
-        assert!(recipe.packages.iter().any(|name| name == package), "{package}");
+        assert!(
+            recipe.packages.iter().any(|name| name == package),
+            "{package}"
+        );
     }
     assert_eq!((recipe.vcpus, recipe.memory), (1, MiB(1024)));
     assert_eq!(recipe.env["PYTHONUNBUFFERED"], "1");
@@ -90,7 +97,9 @@ fn a_misspelt_field_is_named_with_its_line() {
     let text = message(&SMALL.replace("vcpus = 1", "vcpu = 1"));
     assert!(text.contains("small/recipe.toml is not a recipe"), "{text}");
     assert!(text.contains("line 5") && text.contains("vcpu"), "{text}");
-    let text = message(&format!("{SECOND}[[service]]\nname = \"x\"\nexec = [\"x\"]\nredy = []\n"));
+    let text = message(&format!(
+        "{SECOND}[[service]]\nname = \"x\"\nexec = [\"x\"]\nredy = []\n"
+    ));
     assert!(text.contains("line 11") && text.contains("redy"), "{text}");
 }
 
@@ -108,9 +117,17 @@ fn other_schemas_are_refused_before_anything_else_is_read() {
 #[test]
 fn values_that_make_no_sense_are_named_with_line_and_field() {
     for (from, to, expected) in [
-        ("256", "7", "recipe.toml:3: disk_mib is 7, and has to be 64 to 4194304"),
+        (
+            "256",
+            "7",
+            "recipe.toml:3: disk_mib is 7, and has to be 64 to 4194304",
+        ),
         ("vcpus = 1", "vcpus = 40", "recipe.toml:5: vcpus is 40"),
-        ("\"bash\"", "\"git; rm\"", "recipe.toml:6: packages[1] is \"git; rm\""),
+        (
+            "\"bash\"",
+            "\"git; rm\"",
+            "recipe.toml:6: packages[1] is \"git; rm\"",
+        ),
         ("trixie", "woody", "recipe.toml:8: base.debian is \"woody\""),
         ("\"small\"", "\"a/b\"", "recipe.toml:2: name is not a name"),
     ] {
@@ -118,11 +135,20 @@ fn values_that_make_no_sense_are_named_with_line_and_field() {
         assert!(text.contains(expected), "{text}");
     }
     for (table, expected) in [
-        ("[env]\n\"A B\" = \"x\"", ":8: env has \"A B\", which is not a variable's name"),
+        (
+            "[env]\n\"A B\" = \"x\"",
+            ":8: env has \"A B\", which is not a variable's name",
+        ),
         ("[env]\nA = \"x\\ny\"", ":9: env.A has more than one line"),
         ("[[run]]\nexec = []", ":9: run[0].exec is empty"),
-        ("[[run]]\nexec = [\"x\"]\ntimeout_secs = 0", ":10: run[0].timeout_secs is 0"),
-        ("[[service]]\nname = \"A\"\nexec = [\"x\"]", ":9: service[0].name is not a name"),
+        (
+            "[[run]]\nexec = [\"x\"]\ntimeout_secs = 0",
+            ":10: run[0].timeout_secs is 0",
+        ),
+        (
+            "[[service]]\nname = \"A\"\nexec = [\"x\"]",
+            ":9: service[0].name is not a name",
+        ),
         (
             "[[service]]\nname = \"a\"\nexec = [\"x\"]\nready = [\n{ port = 1 },\n{ port = 0 }]",
             ":13: service[0].ready[1] has port 0",
@@ -131,12 +157,27 @@ fn values_that_make_no_sense_are_named_with_line_and_field() {
             "[[service]]\nname = \"a\"\nexec = [\"x\"]\n[[service]]\nname = \"a\"\nexec = [\"x\"]",
             ":12: service[1].name is the name of another service",
         ),
-        ("[[warmup]]\nimports = [\"x\"]", ":8: warmup[0] needs either interpreter or exec"),
-        ("[[on_fork]]\nname = \"a\"\nscript = \"x\"", ":10: on_fork[0].script does not begin with #!"),
-        ("[user]\nname = \"A\"", ":9: user.name is not the name of a user"),
+        (
+            "[[warmup]]\nimports = [\"x\"]",
+            ":8: warmup[0] needs either interpreter or exec",
+        ),
+        (
+            "[[on_fork]]\nname = \"a\"\nscript = \"x\"",
+            ":10: on_fork[0].script does not begin with #!",
+        ),
+        (
+            "[user]\nname = \"A\"",
+            ":9: user.name is not the name of a user",
+        ),
         ("[settle]\nbusy_percent = 0", ":9: settle.busy_percent is 0"),
-        ("[python]\nlock = \"lock\"", ":9: python.lock has \"ruff>=1\", which is not NAME==VERSION"),
-        ("[node]\nlock = \"here\"", ":9: node.lock is not a package-lock.json"),
+        (
+            "[python]\nlock = \"lock\"",
+            ":9: python.lock has \"ruff>=1\", which is not NAME==VERSION",
+        ),
+        (
+            "[node]\nlock = \"here\"",
+            ":9: node.lock is not a package-lock.json",
+        ),
     ] {
         let text = message(&format!("{SECOND}{table}\n"));
         assert!(text.contains(expected), "{table}: {text}");
@@ -146,23 +187,43 @@ fn values_that_make_no_sense_are_named_with_line_and_field() {
 #[test]
 fn a_base_is_one_thing_and_pinned() {
     let with = |base: &str| {
-        parse(&format!("schema = 2\nname = \"a\"\n[base]\n{base}\n[machine]\ndisk_mib = 256\n"))
+        parse(&format!(
+            "schema = 2\nname = \"a\"\n[base]\n{base}\n[machine]\ndisk_mib = 256\n"
+        ))
     };
     let pinned = "registry.example/a@sha256:00";
     let recipe = with(&format!("oci = \"{pinned}\"")).unwrap();
     assert_eq!(recipe.base, Base::Oci { oci: pinned.into() });
     for (base, expected) in [
         ("", ":3: base needs exactly one of"),
-        ("debian = \"trixie\"\noci = \"x\"", ":3: base needs exactly one of"),
-        ("oci = \"registry.example/a:1\"", ":4: base.oci needs a digest"),
-        ("recipe = \"../x\"", ":4: base.recipe is not the name of a recipe"),
-        ("oci = \"tar:x\"\npackages = [\"git\"]", ":5: base.packages needs base.debian"),
-        ("recipe = \"nodejs\"\nvariant = \"apt\"", ":5: base.variant is a variant of"),
+        (
+            "debian = \"trixie\"\noci = \"x\"",
+            ":3: base needs exactly one of",
+        ),
+        (
+            "oci = \"registry.example/a:1\"",
+            ":4: base.oci needs a digest",
+        ),
+        (
+            "recipe = \"../x\"",
+            ":4: base.recipe is not the name of a recipe",
+        ),
+        (
+            "oci = \"tar:x\"\npackages = [\"git\"]",
+            ":5: base.packages needs base.debian",
+        ),
+        (
+            "recipe = \"nodejs\"\nvariant = \"apt\"",
+            ":5: base.variant is a variant of",
+        ),
     ] {
         let text = with(base).unwrap_err().to_string();
         assert!(text.contains(expected), "{base}: {text}");
     }
-    assert!(matches!(with("recipe = \"gone\""), Err(RecipeError::Unknown { .. })));
+    assert!(matches!(
+        with("recipe = \"gone\""),
+        Err(RecipeError::Unknown { .. })
+    ));
 }
 
 #[test]
@@ -173,7 +234,10 @@ fn a_recipe_that_starts_from_itself_ends() {
     std::os::unix::fs::symlink(".", folder.path().join("a/a")).unwrap();
     std::fs::write(folder.path().join("a").join(FILE), text).unwrap();
     let found = Recipe::find(folder.path().join("a").to_str().unwrap());
-    assert!(matches!(found, Err(RecipeError::TooDeep { .. })), "{found:?}");
+    assert!(
+        matches!(found, Err(RecipeError::TooDeep { .. })),
+        "{found:?}"
+    );
 }
 
 #[test]

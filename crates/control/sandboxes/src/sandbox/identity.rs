@@ -171,7 +171,10 @@ mod tests {
         };
         checked(&id, with(Some(0))).unwrap();
         let refused = checked(&id, with(Some(3))).unwrap_err().chain();
-        assert!(refused.contains("token ended with exit code 3: no key"), "{refused}");
+        assert!(
+            refused.contains("token ended with exit code 3: no key"),
+            "{refused}"
+        );
         let late = checked(&id, with(None)).unwrap_err().chain();
         assert!(late.contains("did not end in time"), "{late}");
     }

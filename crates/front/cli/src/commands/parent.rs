@@ -31,7 +31,8 @@ pub fn run(args: &ParentArgs, ui: &Ui) -> CliResult {
     } else {
         let recipe = with_packages(image, extra)?;
         let path = folder.path().join("recipe.toml");
-        std::fs::write(&path, recipe).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(&path, recipe)
+            .with_context(|| format!("cannot write {}", path.display()))?;
         folder.path().display().to_string()
     };
     let mut command = Command::new(&program);
@@ -63,15 +64,25 @@ pub fn run(args: &ParentArgs, ui: &Ui) -> CliResult {
 /// A file name from the name of an image.
 fn slug(image: &str) -> String {
     let last = image.trim_end_matches('/');
-    let last = Path::new(last).file_name().map_or(last.into(), |name| name.to_string_lossy());
+    let last = Path::new(last)
+        .file_name()
+        .map_or(last.into(), |name| name.to_string_lossy());
     last.chars()
-        .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' })
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || "._-".contains(c) {
+                c
+            } else {
+                '-'
+            }
+        })
         .collect()
 }
 
 /// A recipe that adds packages to another one.
 fn with_packages(image: &str, extra: &[String]) -> Result<String, CliError> {
-    let plain = image.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+    let plain = image
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
     if !plain {
         return Err(
             CliError::from(anyhow!("--extra adds packages to a recipe, and {image} is not the name of one"))
@@ -102,6 +113,10 @@ mod tests {
         assert!(text.contains("recipe = \"python-numpy\"\npackages = [\"jq\"]"));
         assert!(with_packages("python:3", &["jq".into()]).is_err());
         // A quote stays inside its string: the name is refused as a package later.
-        assert!(with_packages("a", &["x\"]".into()]).unwrap().contains("[\"x\\\"]\"]"));
+        assert!(
+            with_packages("a", &["x\"]".into()])
+                .unwrap()
+                .contains("[\"x\\\"]\"]")
+        );
     }
 }

@@ -39,7 +39,11 @@ pub async fn wait(processes: &Rc<Processes>, start: &ServiceStart, process: &Rc<
 }
 
 /// The first condition that does not hold, for a message.
-pub async fn missing(processes: &Rc<Processes>, start: &ServiceStart, process: &Rc<Process>) -> String {
+pub async fn missing(
+    processes: &Rc<Processes>,
+    start: &ServiceStart,
+    process: &Rc<Process>,
+) -> String {
     for condition in &start.ready {
         if !holds(processes, start, process, condition).await {
             return match condition {
@@ -141,12 +145,15 @@ async fn printed(process: &Rc<Process>, text: &str) {
             follower.ready().await;
             match follower.read(4096) {
                 Some(Read::Bytes { bytes, .. }) => line.extend_from_slice(&bytes),
-                // No line comes any more: whoever waits learns of the end of the process.
+                // No line comes any more. The caller sees the end of the process.
                 Some(Read::End) => return std::future::pending().await,
                 None => continue,
             }
             let ended = line.iter().rposition(|byte| *byte == b'\n');
-            if String::from_utf8_lossy(&line).lines().any(|line| line.contains(text)) {
+            if String::from_utf8_lossy(&line)
+                .lines()
+                .any(|line| line.contains(text))
+            {
                 return;
             }
             line.drain(..ended.map_or(0, |at| at + 1));

@@ -30,11 +30,7 @@ pub fn is_warm(preparation: &Preparation, language: Interpreter) -> bool {
 }
 
 /// Prepares a parent for its cut.
-pub async fn prepare(
-    client: &Calls,
-    request: &BuildRequest,
-    assets: &Assets,
-) -> Result<(), Error> {
+pub async fn prepare(client: &Calls, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
     let preparation = &assets.prepare;
     for command in &preparation.run {
         run(client, command, "a command of the image").await?;
@@ -127,7 +123,11 @@ async fn run(client: &Calls, command: &Command, what: &str) -> Result<(), Error>
     let tail: String = stderr.chars().skip(skip).collect();
     Err(Error::refused(
         ErrorCode::InvalidRequest,
-        format!("{what} ended with {:?}: {}", done.result.status, tail.trim()),
+        format!(
+            "{what} ended with {:?}: {}",
+            done.result.status,
+            tail.trim()
+        ),
     ))
 }
 

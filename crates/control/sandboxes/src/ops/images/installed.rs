@@ -140,14 +140,23 @@ impl Installed {
             stop_signal: run.stop_signal,
             packages: record.map_or(0, |record| record.packages.len()),
             services: record
-                .map(|record| record.prepare.services.iter().map(|one| one.name.clone()).collect())
+                .map(|record| {
+                    record
+                        .prepare
+                        .services
+                        .iter()
+                        .map(|one| one.name.clone())
+                        .collect()
+                })
                 .unwrap_or_default(),
-            check: record.and_then(|record| record.prepare.check.clone()).map(|check| ImageCheck {
-                exec: check.exec,
-                user: check.user,
-                stdout: check.stdout,
-                timeout_secs: check.timeout_secs,
-            }),
+            check: record
+                .and_then(|record| record.prepare.check.clone())
+                .map(|check| ImageCheck {
+                    exec: check.exec,
+                    user: check.user,
+                    stdout: check.stdout,
+                    timeout_secs: check.timeout_secs,
+                }),
             snapshots: self.snapshots(store),
         }
     }

@@ -32,11 +32,15 @@ struct Checked {
 pub async fn check(client: &Client, name: &str, n: u32, json: bool, ui: &Ui) -> CliResult {
     let detail = client.image(name).await.map_err(failed)?;
     let Some(check) = detail.check else {
-        return Err(CliError::from(anyhow::anyhow!("image {name} declares no check"))
-            .with_hint("a recipe declares one in its table [check]"));
+        return Err(
+            CliError::from(anyhow::anyhow!("image {name} declares no check"))
+                .with_hint("a recipe declares one in its table [check]"),
+        );
     };
     let tag = format!("check-{name}");
-    ui.aside(format_args!("booting a parent from {name} and preparing it …"));
+    ui.aside(format_args!(
+        "booting a parent from {name} and preparing it …"
+    ));
     let begin = Instant::now();
     let request = CreateSnapshot {
         tag: tag.clone(),
@@ -81,7 +85,7 @@ async fn run(client: &Client, check: &ImageCheck, children: &[SandboxInfo]) -> V
     for child in children {
         let begin = Instant::now();
         let (passed, output) = match &child.error {
-            Some(error) => (false, error.clone()),
+            Some(error) => (false, error.error.clone()),
             None => check_one(client, check, &child.id).await,
         };
         checked.push(Checked {
@@ -104,7 +108,10 @@ async fn check_one(client: &Client, check: &ImageCheck, id: &str) -> (bool, Stri
     match client.exec(id, &request).await {
         Err(error) => (false, forkd_types::chain(&error)),
         Ok(done) => {
-            let expected = check.stdout.as_ref().is_none_or(|text| *text == done.stdout);
+            let expected = check
+                .stdout
+                .as_ref()
+                .is_none_or(|text| *text == done.stdout);
             let passed = done.exit_code == 0 && !done.timed_out && expected;
             let output = if passed || done.stderr.trim().is_empty() {
                 done.stdout
@@ -139,5 +146,8 @@ fn show(checked: &[Checked], passed: usize, json: bool, ui: &Ui) -> std::io::Res
         ]
     });
     ui.line(table(["SANDBOX", "CHECK", "TIME", "OUTPUT"], rows))?;
-    ui.line(format_args!("{passed} passed, {} failed", checked.len() - passed))
+    ui.line(format_args!(
+        "{passed} passed, {} failed",
+        checked.len() - passed
+    ))
 }

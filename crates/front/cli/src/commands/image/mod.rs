@@ -63,9 +63,7 @@ pub fn run(args: &ImageArgs, ui: &Ui) -> CliResult {
                 }
                 Ok(Exit::OK)
             }
-            ImageCommand::Check { name, n } => {
-                check::check(&client, name, *n, args.json, ui).await
-            }
+            ImageCommand::Check { name, n } => check::check(&client, name, *n, args.json, ui).await,
             ImageCommand::Rm { names } => {
                 let mut outcomes = Vec::with_capacity(names.len());
                 for name in names {

@@ -22,7 +22,7 @@ list_daemon_cases() {
     local part
     if [ $# -eq 0 ]; then set -- ''; fi
     for part in "$@"; do
-        sed -n 's/^ *daemon_case "\([^"]*\)".*/\1/p' "$root/scripts/daemon-tests.sh" | awk -v part="$part" 'index($0, part) == 1'
+        sed -n -E 's/^ *(daemon|recipe)_case "([^"]*)".*/\2/p' "$root/scripts/daemon-tests.sh" | awk -v part="$part" 'index($0, part) == 1'
     done | awk '!seen[$0]++'
 }
 
@@ -75,6 +75,24 @@ daemon_tests() {
     printf 'ok %d cases of the daemon\nFAILED %d cases of the daemon\n' "$passed" "$failed" | grep -v '^FAILED 0 ' >>"$work/results"
 }
 
+# `recipe_case NAME RECIPE CHILDREN`: builds the image of a recipe, installs it in the machine, forks it, and runs its
+# check in every child. Further arguments are another command to run instead of the check. pip and npm come from the
+# cache: a host may have none.
+recipe_case() {
+    local name=$1 recipe=$2 children=$3 disk image at
+    shift 3
+    if [[ $name != "$daemon_only"* ]]; then return; fi
+    image=$(sed -n '/^name = /{ s/^name = "\(.*\)"$/\1/p; q }' "$recipe/recipe.toml")
+    at=/var/lib/forkd/images/$image
+    disk=$(use_node && "$bin/forkd-image" build "$recipe")
+    ask_machine mkdir -p "$at"
+    machine cp "$disk" ":$at/root.ext4"
+    machine cp "$(dirname "$disk")/image.json" ":$at/image.json"
+    if [ $# -eq 0 ]; then set -- "$bin/forkd" image check "$image" -n "$children"; fi
+    daemon_case "$name" "$@"
+    ask_machine rm -rf "$at"
+}
+
 # Installs the Debian package in a container with systemd in the machine, and tests its units.
 systemd_case() {
     local at=$inside/systemd
@@ -116,6 +134,7 @@ daemon_cases() {
     daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$work"
     run scripts/unpack-tools.sh
     daemon_case "daemon: a build" python3 "$clients/build.py" "$bin/forkd" "$work" "$cache/tools/usr/bin/umoci" "$interrupts"
+    recipe_case "daemon: a recipe with a service" "$root/tests/e2e/recipe" 3
     python=$(clients_python "${python_sdk[@]}")
     daemon_case "daemon: one scenario, blocking Python" in_python_sdk "$url" "$tag" sync
     daemon_case "daemon: one scenario, asynchronous Python" in_python_sdk "$url" "$tag" async
@@ -146,6 +165,16 @@ daemon_cases() {
         # Runs in the machine: it makes network namespaces there.
         machine cp "$clients/network.py" :/tmp/network.py
         daemon_case "daemon: the network of guests" ask_machine python3 /tmp/network.py /var/lib/forkd
+        recipe_case "daemon: the recipe python-numpy" "$root/recipes/python-numpy" 10
+        recipe_case "daemon: the recipe nodejs" "$root/recipes/nodejs" 10
+        recipe_case "daemon: the recipe postgres" "$root/recipes/postgres" 10
+        recipe_case "daemon: the recipe coding-agent" "$root/recipes/coding-agent" 10
+        recipe_case "daemon: the recipe jupyter-kernel" "$root/recipes/jupyter-kernel" 10
+        recipe_case "daemon: the recipe code-interpreter" "$root/recipes/code-interpreter" 10
+        python=$(clients_python e2b-code-interpreter==2.11.5)
+        recipe_case "daemon: the code interpreter of E2B" "$root/recipes/code-interpreter" 10 \
+            "$python" "$clients/code_interpreter.py" "$bin/forkd" "$url" code-interpreter
+        recipe_case "daemon: the recipe playwright" "$root/recipes/playwright" 10
         systemd_case
     fi
 }

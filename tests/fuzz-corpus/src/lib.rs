@@ -12,6 +12,7 @@ mod dockerfile;
 mod input;
 mod network;
 mod protocols;
+mod recipe;
 mod registers;
 mod state;
 
@@ -32,6 +33,7 @@ pub const TARGETS: &[Target] = &[
     ("net", devices::net),
     ("net_frames", network::frames),
     ("net_rules", network::rules),
+    ("recipe", recipe::recipe),
     ("rng", devices::rng),
     ("serial", registers::serial),
     ("slot_state", state::slot),

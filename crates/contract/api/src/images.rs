@@ -70,9 +70,30 @@ pub struct ImageDetail {
     pub stop_signal: Option<String>,
     /// Number of Debian packages that the image was made of.
     pub packages: usize,
+    /// Names of the services that run in a parent, and so in its children.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<String>,
+    /// Command that shows that a child works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<ImageCheck>,
     /// Snapshots that were booted from the image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<String>,
+}
+
+/// A command that shows that a child of an image works.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageCheck {
+    /// Program and arguments.
+    pub exec: Vec<String>,
+    /// User to run as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Standard output that the command has to print.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout: Option<String>,
+    /// Timeout in seconds.
+    pub timeout_secs: u32,
 }
 
 /// When a registry is asked.

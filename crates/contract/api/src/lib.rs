@@ -44,8 +44,8 @@ pub use files::{
 };
 pub use hub::{MemoryWish, UnpackPlan, UnpackWay};
 pub use images::{
-    FetchImage, ImageDetail, ImageInfo, OperationInfo, OperationStatus, PrunedImages, PullPolicy,
-    RegistryCredential,
+    FetchImage, ImageCheck, ImageDetail, ImageInfo, OperationInfo, OperationStatus, PrunedImages,
+    PullPolicy, RegistryCredential,
 };
 pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequest};
 pub use network::{

@@ -6,9 +6,11 @@ use forkd_types::{Digest, MiB};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Version of the record. Version 1 has no `run` and knows no container images, version 2 knows no health check; both
-/// are still read.
-pub const SCHEMA: u32 = 3;
+use crate::prepare::{Preparation, WarmupStep};
+
+/// Version of the record. Version 1 has no `run` and knows no container images, version 2 knows no health check, version
+/// 3 has one `warmup` in place of `prepare`. All are still read.
+pub const SCHEMA: u32 = 4;
 /// Name of the record, in the folder of the image.
 pub const RECORD: &str = "image.json";
 /// Name of the root disk, in the folder of the image.
@@ -48,9 +50,12 @@ pub struct ImageRecord {
     pub vcpus: u8,
     /// Environment of every process in the guest.
     pub env: BTreeMap<String, String>,
-    /// Preparation of the parent before it is frozen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub warmup: Option<Warmup>,
+    /// The warm-up as versions 1 to 3 have it. [`ImageRecord::parse`] moves it to `prepare`.
+    #[serde(default, skip_serializing)]
+    warmup: Option<Warmup>,
+    /// Preparation of the parent before it is frozen, and the check of its children.
+    #[serde(default, skip_serializing_if = "Preparation::is_empty")]
+    pub prepare: Preparation,
     /// Release of the kernel whose modules are in the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
@@ -198,7 +203,33 @@ impl ImageRecord {
                 found: version.schema,
             });
         }
-        serde_json::from_slice(text).map_err(ImageRecordError::Parse)
+        let mut record: Self = serde_json::from_slice(text).map_err(ImageRecordError::Parse)?;
+        if let Some(warmup) = record.warmup.take() {
+            let step = WarmupStep::Interpreter(warmup);
+            record.prepare.warmup.insert(0, step);
+        }
+        Ok(record)
+    }
+
+    /// An empty record of the current version.
+    pub fn empty(name: String, source: ImageSource, disk: FileDigest) -> Self {
+        Self {
+            schema: SCHEMA,
+            name,
+            description: String::new(),
+            recipe: Digest([0; 32]),
+            source,
+            disk,
+            uuid: String::new(),
+            memory_mib: MiB(512),
+            vcpus: 1,
+            env: BTreeMap::new(),
+            warmup: None,
+            prepare: Preparation::default(),
+            kernel: None,
+            packages: Vec::new(),
+            run: RunDefaults::default(),
+        }
     }
 
     /// The record as text.
@@ -212,29 +243,26 @@ mod tests {
     use super::*;
 
     fn example() -> ImageRecord {
+        let source = ImageSource::Debian {
+            suite: "trixie".into(),
+            variant: Variant::Minbase,
+        };
+        let disk = FileDigest {
+            size: 1,
+            digest: Digest([2; 32]),
+        };
+        let warmup = Warmup {
+            interpreter: Interpreter::Python,
+            imports: vec!["numpy".into()],
+            code: String::new(),
+        };
         ImageRecord {
-            schema: SCHEMA,
-            name: "python".into(),
             description: "Python".into(),
-            recipe: Digest([1; 32]),
-            source: ImageSource::Debian {
-                suite: "trixie".into(),
-                variant: Variant::Minbase,
-            },
-            disk: FileDigest {
-                size: 1,
-                digest: Digest([2; 32]),
-            },
-            uuid: String::new(),
-            memory_mib: MiB(512),
-            vcpus: 1,
             env: BTreeMap::from([("A".into(), "b".into())]),
-            warmup: Some(Warmup {
-                interpreter: Interpreter::Python,
-                imports: vec!["numpy".into()],
-                code: String::new(),
-            }),
-            kernel: None,
+            prepare: Preparation {
+                warmup: vec![WarmupStep::Interpreter(warmup)],
+                ..Preparation::default()
+            },
             packages: vec![PackageRecord {
                 name: "python3".into(),
                 version: "3.13".into(),
@@ -243,6 +271,7 @@ mod tests {
                 user: Some("app".into()),
                 ..RunDefaults::default()
             },
+            ..ImageRecord::empty("python".into(), source, disk)
         }
     }
 
@@ -256,12 +285,12 @@ mod tests {
     #[test]
     fn other_versions_and_unknown_fields_are_refused() {
         let text = example().to_json();
-        let newer = text.replace("\"schema\": 3", "\"schema\": 7");
+        let newer = text.replace("\"schema\": 4", "\"schema\": 7");
         assert!(matches!(
             ImageRecord::parse(newer.as_bytes()),
             Err(ImageRecordError::Version { found: 7 })
         ));
-        let unknown = text.replace("\"schema\": 3", "\"schema\": 3, \"extra\": 1");
+        let unknown = text.replace("\"schema\": 4", "\"schema\": 4, \"extra\": 1");
         assert!(matches!(
             ImageRecord::parse(unknown.as_bytes()),
             Err(ImageRecordError::Parse(_))
@@ -272,8 +301,12 @@ mod tests {
     fn the_version_before_is_read() {
         let mut record = example();
         record.run = RunDefaults::default();
-        let text = record.to_json().replace("\"schema\": 3", "\"schema\": 1");
+        let mut json = serde_json::json!(record);
+        json["schema"] = 1.into();
+        json["warmup"] = json["prepare"]["warmup"][0]["interpreter"].take();
+        json.as_object_mut().unwrap().remove("prepare");
         record.schema = 1;
+        let text = json.to_string();
         assert_eq!(ImageRecord::parse(text.as_bytes()).unwrap(), record);
     }
 

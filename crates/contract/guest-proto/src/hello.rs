@@ -64,8 +64,10 @@ pub mod feature {
     pub const MACHINE: &str = "machine";
     /// Trees of files as tar streams, mounts, and the end of all user processes.
     pub const BUILD: &str = "build";
+    /// Services with declared readiness, and waiting for a calm guest.
+    pub const SERVICES: &str = "services";
     /// All that this version knows.
     pub const ALL: &[&str] = &[
-        EXEC, PTY, FILES, WATCH, INTERP, IDENTITY, DIAL, MACHINE, BUILD,
+        EXEC, PTY, FILES, WATCH, INTERP, IDENTITY, DIAL, MACHINE, BUILD, SERVICES,
     ];
 }

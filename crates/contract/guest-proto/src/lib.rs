@@ -40,6 +40,7 @@ mod interp;
 mod machine;
 mod request;
 mod response;
+mod service;
 pub mod window;
 
 pub use archive::{
@@ -72,6 +73,9 @@ pub use machine::{
 };
 pub use request::{Request, parse_request};
 pub use response::{Event, Outcome};
+pub use service::{
+    Readiness, Restart, ServiceInfo, ServiceStart, ServiceState, SettleReport, SettleRequest,
+};
 
 /// The version both sides name in their hello. Agents and hosts of one version understand each other
 /// whatever their features are.

@@ -6,8 +6,8 @@ use crate::{
     AgentError, AttachRequest, ClockRequest, DialRequest, ErrorCode, EvalRequest, ExecRequest,
     FreezeRequest, IdentityRequest, InputRequest, InterpName, InterpStart, ListRequest,
     MkdirRequest, NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest,
-    RenameRequest, SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest,
-    WriteRequest,
+    RenameRequest, ServiceStart, SetAttrRequest, SettleRequest, ShutdownRequest, SignalRequest,
+    StatRequest, WatchRequest, WriteRequest,
 };
 use crate::{MountRequest, PackRequest, UnmountRequest, UnpackRequest};
 
@@ -85,6 +85,12 @@ pub enum Request {
     InterpStop(InterpName),
     /// Returns an [`crate::EvalResult`].
     Eval(EvalRequest),
+    /// Returns a [`crate::ServiceInfo`] when the service is ready.
+    ServiceStart(Box<ServiceStart>),
+    /// Returns a list of [`crate::ServiceInfo`].
+    Services,
+    /// Returns a [`crate::SettleReport`] when the guest is calm, or when the time is over.
+    Settle(SettleRequest),
     /// Returns a [`crate::ClockState`].
     Clock(ClockRequest),
     /// Returns an [`crate::IdentityReport`].

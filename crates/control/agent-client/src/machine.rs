@@ -2,8 +2,8 @@
 
 use forkd_guest_proto::{
     ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
-    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ResetReport,
-    ShutdownRequest, ThawReport,
+    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ResetReport, ServiceInfo,
+    ServiceStart, SettleReport, SettleRequest, ShutdownRequest, ThawReport,
 };
 
 use crate::{Calls, Error};
@@ -32,6 +32,21 @@ impl Calls {
     /// Prepares the guest for a freeze.
     pub async fn quiesce(&self, request: QuiesceRequest) -> Result<QuiesceReport, Error> {
         self.call(&Request::Quiesce(request)).await
+    }
+
+    /// Starts a service. Returns when the service is ready.
+    pub async fn service_start(&self, start: ServiceStart) -> Result<ServiceInfo, Error> {
+        self.call(&Request::ServiceStart(Box::new(start))).await
+    }
+
+    /// The services of the guest.
+    pub async fn services(&self) -> Result<Vec<ServiceInfo>, Error> {
+        self.call(&Request::Services).await
+    }
+
+    /// Waits until the guest is calm, or until the time of the request is over.
+    pub async fn settle(&self, request: SettleRequest) -> Result<SettleReport, Error> {
+        self.call(&Request::Settle(request)).await
     }
 
     /// Freezes user processes, before a cut.

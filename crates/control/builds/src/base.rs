@@ -184,7 +184,6 @@ impl Bases<'_> {
             warmup: Vec::new(),
             warmup_code: None,
             timeout: BOOT,
-            zero_freed: true,
             labels: BTreeMap::from([("forkd.build".to_owned(), image.to_string())]),
             owner: self.owner.to_owned(),
         };

@@ -54,6 +54,10 @@ pub enum Kind {
     Initramfs,
     Image,
     Machine,
+    /// An archive of installed Debian packages.
+    Root,
+    /// Installed packages of Python or Node.js.
+    Packages,
 }
 
 impl Kind {
@@ -63,6 +67,8 @@ impl Kind {
             Self::Initramfs => "initramfs",
             Self::Image => "image",
             Self::Machine => "machine",
+            Self::Root => "root",
+            Self::Packages => "packages",
         }
     }
 }
@@ -223,6 +229,31 @@ impl Cache {
         let staging = self.stage(kind)?;
         make(staging.path())?;
         Ok(staging.publish(&path)?)
+    }
+
+    /// Removes the oldest contents of a kind until `count` are left. `used` stays.
+    pub fn keep_newest(&self, kind: Kind, count: usize, used: &Path) -> Result<(), CacheError> {
+        let folder = self.root.join(kind.folder());
+        let _lock = self.lock(
+            &format!("{}/staging.lock", kind.folder()),
+            &Progress::silent(),
+        )?;
+        let mut contents = Vec::new();
+        for entry in std::fs::read_dir(&folder).map_err(CacheError::io("read", &folder))? {
+            let entry = entry.map_err(CacheError::io("read", &folder))?;
+            let name = entry.file_name();
+            let kept = ["refs", "staging", "locks"].iter().any(|own| name == *own);
+            let meta = entry.metadata().map_err(CacheError::io("read", &folder))?;
+            if meta.is_dir() && !kept && entry.path() != used {
+                contents.push((meta.modified().ok(), entry.path()));
+            }
+        }
+        contents.sort();
+        let over = (contents.len() + 1).saturating_sub(count);
+        for (_, path) in contents.iter().take(over) {
+            remove_tree(path).map_err(CacheError::io("remove", path))?;
+        }
+        Ok(())
     }
 
     fn ref_path(&self, kind: Kind, question: &Key) -> PathBuf {
@@ -400,6 +431,19 @@ mod tests {
         assert_eq!(answer(&cache, false, "three"), second);
         assert_eq!(std::fs::read(first.join("file")).unwrap(), b"one");
         assert_eq!(files(&cache, "staging"), 0);
+    }
+
+    #[test]
+    fn the_oldest_contents_go_and_the_used_one_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().into());
+        let made: Vec<_> = ["one", "two", "three"]
+            .map(|content| answer(&cache, true, content))
+            .into();
+        cache.keep_newest(Kind::Image, 2, &made[0]).unwrap();
+        let left = made.iter().filter(|path| path.is_dir()).count();
+        assert!(left == 2 && made[0].is_dir(), "{left}");
+        assert_eq!(answer(&cache, false, "four"), made[2]);
     }
 
     #[test]

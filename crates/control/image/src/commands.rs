@@ -14,7 +14,7 @@ use forkd_image::image::Image;
 use forkd_image::initramfs::Flavour;
 use forkd_image::kernel::Kernel;
 use forkd_image::progress::Progress;
-use forkd_image::recipe::Recipe;
+use forkd_image::recipe::{Base, Recipe};
 use forkd_image::root::oci::OciRoot;
 use forkd_image::{export, image, initramfs, kernel, machine};
 use forkd_oci::Means;
@@ -216,7 +216,15 @@ impl Context<'_> {
             return Err(Error::OnlyForContainers);
         }
         let recipe = Recipe::find(&what.recipe)?;
-        let (suite, variant) = recipe.debian()?;
+        let refresh = self.args.refresh;
+        let (suite, variant) = match &recipe.base {
+            Base::Debian { suite, variant } => (suite, *variant),
+            Base::Oci { oci } => {
+                let source = self.find(&oci.parse()?, &what.registry)?;
+                let (cache, progress) = (&self.cache, &self.progress);
+                return Ok(image::build(cache, &recipe, &source, refresh, progress)?);
+            }
+        };
         let source = DebianRoot {
             recipe: &recipe,
             suite,
@@ -224,10 +232,15 @@ impl Context<'_> {
             cache: &self.cache,
             mirror: &self.mirror,
             kernel: None,
+            refresh,
         };
-        let refresh = self.args.refresh;
-        let image = image::build(&self.cache, &recipe, &source, refresh, &self.progress)?;
-        Ok(image)
+        Ok(image::build(
+            &self.cache,
+            &recipe,
+            &source,
+            refresh,
+            &self.progress,
+        )?)
     }
 
     fn build(&self, args: &BuildArgs) -> Result<Output, Error> {

@@ -13,6 +13,7 @@ pub mod export;
 pub mod image;
 pub mod initramfs;
 pub mod kernel;
+pub mod lock;
 pub mod machine;
 pub mod progress;
 pub mod recipe;

@@ -90,6 +90,7 @@ pub fn build(
         cache,
         mirror,
         kernel: Some(kernel),
+        refresh,
     };
     let initramfs = initramfs::build(cache, kernel, agent, Flavour::Machine, progress)?;
     let image = image::build(cache, &recipe, &source, refresh, progress)?;

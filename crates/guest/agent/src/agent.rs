@@ -10,6 +10,7 @@ use forkd_guest_proto::{
 
 use crate::interp::Interps;
 use crate::process::{Processes, Reaper};
+use crate::service::Services;
 use crate::user_group::UserGroup;
 
 /// How long freezing may take unless the request says otherwise.
@@ -44,6 +45,7 @@ pub struct Agent {
     pub reaper: Rc<Reaper>,
     pub processes: Rc<Processes>,
     pub interps: Interps,
+    pub services: Services,
     group: Option<Rc<UserGroup>>,
     /// Carried out once the answer is on its way.
     pub shutdown: Cell<Option<ShutdownRequest>>,
@@ -59,6 +61,7 @@ impl Agent {
             started: Instant::now(),
             generation: RefCell::default(),
             interps: Interps::new(Rc::clone(&processes)),
+            services: Services::new(Rc::clone(&processes)),
             processes,
             reaper,
             group,

@@ -23,6 +23,7 @@ mod process;
 mod procfs;
 mod quiesce;
 mod ready;
+mod service;
 mod shutdown;
 mod sys;
 mod transport;

@@ -28,6 +28,11 @@ pub fn read() -> Metrics {
     }
 }
 
+/// Processor time since boot.
+pub fn cpu() -> CpuMetrics {
+    parse_cpu(&fs::read_to_string("/proc/stat").unwrap_or_default())
+}
+
 fn parse_cpu(stat: &str) -> CpuMetrics {
     // The kernel counts in hundredths of a second, whatever its own timer does.
     const TICK_MS: u64 = 10;

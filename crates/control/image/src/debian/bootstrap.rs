@@ -11,7 +11,8 @@ use thiserror::Error;
 
 use super::mirror::MirrorChoice;
 use super::{DebianError, apt, classify};
-use crate::cache::{Cache, CacheError, write_atomically};
+use crate::cache::{Cache, CacheError, Key, Kind, write_atomically};
+use crate::digest;
 use crate::kernel::Kernel;
 use crate::progress::Progress;
 use crate::recipe::{Recipe, Variant};
@@ -30,6 +31,12 @@ const LEFT_OUT: [&str; 7] = [
     "path-exclude=/usr/share/bug/*",
 ];
 
+/// The archive in its folder of the cache, and the file with the time at which it was begun.
+const ARCHIVE: &str = "root.tar";
+const START: &str = "start";
+/// Archives that stay in the cache.
+const KEPT_ROOTS: usize = 8;
+
 /// Why a root could not be built.
 #[derive(Debug, Error)]
 pub enum BootstrapError {
@@ -37,6 +44,8 @@ pub enum BootstrapError {
     Debian(#[from] DebianError),
     #[error("the result of the installation cannot be used")]
     Tar(#[from] TarError),
+    #[error("the cache of installed packages cannot be used")]
+    Cache(#[from] CacheError),
     #[error("the image has no list of its packages")]
     NoPackages(#[source] io::Error),
 }
@@ -54,6 +63,8 @@ pub struct DebianRoot<'a> {
     pub mirror: &'a MirrorChoice,
     /// A kernel whose modules are added.
     pub kernel: Option<&'a Kernel>,
+    /// Install the mirror's current packages, even if the cache has an archive with these packages.
+    pub refresh: bool,
 }
 
 impl RootSource for DebianRoot<'_> {
@@ -72,39 +83,68 @@ impl RootSource for DebianRoot<'_> {
 
 impl DebianRoot<'_> {
     fn make(&self, work: &Path, progress: &Progress) -> Result<Root, BootstrapError> {
-        let archive = work.join("root.tar");
-        let start = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| time.as_secs() as i64);
-        let suite = self.suite;
-        let step = progress.step(&format!(
-            "bootstrapping Debian {suite} for {}",
-            self.recipe.name
-        ));
-        self.bootstrap(work, &archive, &mut |line| {
-            if let Some(line) = line.strip_prefix("I: ").filter(|line| is_news(line)) {
-                step.note(line);
-            }
-        })?;
-        self.keep_packages(work)?;
+        let (archive, start) = self.archive(work, progress)?;
         let mut tree = tar::read(&archive)?;
         tree.clamp_times(start);
         let status = tree
             .read("var/lib/dpkg/status")
             .map_err(BootstrapError::NoPackages)?;
-        let packages = installed(&String::from_utf8_lossy(&status));
-        step.done(&format!("{} packages", packages.len()));
         Ok(Root {
             tree,
-            packages,
+            packages: installed(&String::from_utf8_lossy(&status)),
             source: ImageSource::Debian {
-                suite: suite.to_owned(),
+                suite: self.suite.to_owned(),
                 variant: self.variant,
             },
             kernel: self.kernel.map(|kernel| kernel.record.version.clone()),
             env: BTreeMap::new(),
             run: RunDefaults::default(),
         })
+    }
+
+    /// The archive with the installed packages, and the time at which the installation began. It stays in the cache:
+    /// a recipe that changes nothing but its files or services does not install anything again.
+    fn archive(&self, work: &Path, progress: &Progress) -> Result<(PathBuf, i64), BootstrapError> {
+        let kernel = self.kernel.map(|kernel| &kernel.record);
+        let about = serde_json::json!([
+            LEFT_OUT,
+            kernel,
+            self.suite,
+            self.variant,
+            self.recipe.packages
+        ]);
+        let question = Key::new(self.suite, &[about.to_string().as_bytes()]);
+        let folder = self.cache.answer::<BootstrapError>(
+            Kind::Root,
+            &question,
+            self.refresh,
+            progress,
+            |staging| {
+                let start = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0, |time| time.as_secs() as i64);
+                let step = progress.step(&format!(
+                    "bootstrapping Debian {} for {}",
+                    self.suite, self.recipe.name
+                ));
+                let archive = staging.join(ARCHIVE);
+                self.bootstrap(work, &archive, &mut |line| {
+                    if let Some(line) = line.strip_prefix("I: ").filter(|line| is_news(line)) {
+                        step.note(line);
+                    }
+                })?;
+                self.keep_packages(work)?;
+                let path = staging.join(START);
+                std::fs::write(&path, start.to_string()).map_err(CacheError::io("write", &path))?;
+                let digest = digest::of_file(&archive).map_err(CacheError::io("read", &archive))?;
+                step.done(&format!("{} MiB", digest.size >> 20));
+                Ok(Key::new(self.suite, &[&digest.digest.0]))
+            },
+        )?;
+        self.cache.keep_newest(Kind::Root, KEPT_ROOTS, &folder)?;
+        let path = folder.join(START);
+        let start = std::fs::read_to_string(&path).map_err(CacheError::io("read", &path))?;
+        Ok((folder.join(ARCHIVE), start.trim().parse().unwrap_or(0)))
     }
 
     fn bootstrap(

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::recipe::{Base, Recipe};
+use crate::recipe::{AddedUser, Base, Recipe};
 use crate::root::tree::{Content, Meta, Node, Tree, TreeError};
 use crate::root::{Root, RunDefaults};
 
@@ -64,6 +64,10 @@ pub fn finish(root: &mut Root, recipe: &Recipe) -> Result<(), TreeError> {
     let environment = environment(recipe, env);
     put(tree, "etc/environment", &environment)?;
     put(tree, "etc/forkd/env", &environment)?;
+    if let Some(user) = &recipe.user {
+        add_user(tree, user)?;
+        root.run.user = Some(user.name.clone());
+    }
     let defaults = defaults(&root.run);
     if !defaults.is_empty() {
         put(tree, "etc/forkd/defaults", &defaults)?;
@@ -89,6 +93,34 @@ fn empty(tree: &mut Tree, path: &str) -> Result<(), TreeError> {
 fn put(tree: &mut Tree, path: &str, text: &str) -> Result<(), TreeError> {
     let path = tree.through_links(path)?;
     tree.put_text(&path, 0o644, text)
+}
+
+/// Adds a user with a group of the same name and number, without a password. An existing user of that name stays.
+fn add_user(tree: &mut Tree, user: &AddedUser) -> Result<(), TreeError> {
+    let AddedUser { name, uid } = user;
+    let home = format!("home/{name}");
+    for (path, mode, line) in [
+        (
+            "etc/passwd",
+            0o644,
+            format!("{name}:x:{uid}:{uid}::/{home}:/bin/sh\n"),
+        ),
+        ("etc/group", 0o644, format!("{name}:x:{uid}:\n")),
+        ("etc/shadow", 0o640, format!("{name}:*:1:0:99999:7:::\n")),
+    ] {
+        let path = tree.through_links(path)?;
+        let old = tree.read(&path).unwrap_or_default();
+        let old = String::from_utf8_lossy(&old);
+        if !old.lines().any(|line| line.split(':').next() == Some(name)) {
+            tree.put_text(&path, mode, &format!("{old}{line}"))?;
+        }
+    }
+    let meta = Meta {
+        uid: *uid,
+        gid: *uid,
+        ..Meta::root(0o755)
+    };
+    tree.put(&home, Node::Directory(meta))
 }
 
 /// Who and where the agent runs a program when a request does not say.

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
 use crate::digest;
+use crate::lock::{self, LockError};
 use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeError};
 use crate::root::ext4::{self, Disk, Ext4Error};
@@ -35,6 +36,12 @@ pub enum ImageError {
         name: String,
         #[source]
         source: RootError,
+    },
+    #[error("the packages of a lock file of image {name} cannot be installed")]
+    Lock {
+        name: String,
+        #[source]
+        source: LockError,
     },
     #[error("the image {name} cannot be completed")]
     Finish {
@@ -111,19 +118,20 @@ pub fn build(
     let parts = [LAYOUT, &recipe.fingerprint(), &source.fingerprint()];
     let question = Key::new(recipe.name.as_str(), &parts);
     let folder = cache.answer(Kind::Image, &question, refresh, progress, |staging| {
-        make(recipe, source, staging, progress)
+        make(recipe, source, staging, cache, progress)
     })?;
     Image::open(&folder)
 }
 
-/// Builds an image in an empty folder, without the cache.
+/// Builds an image in an empty folder, which is its cache, too.
 pub fn build_in(
     folder: &Path,
     recipe: &Recipe,
     source: &impl RootSource,
     progress: &Progress,
 ) -> Result<Image, ImageError> {
-    make(recipe, source, folder, progress)?;
+    let cache = Cache::at(folder.join("cache"));
+    make(recipe, source, folder, &cache, progress)?;
     Image::open(folder)
 }
 
@@ -131,16 +139,25 @@ fn make(
     recipe: &Recipe,
     source: &impl RootSource,
     folder: &Path,
+    cache: &Cache,
     progress: &Progress,
 ) -> Result<Key, ImageError> {
     let work = folder.join("work");
     std::fs::create_dir(&work).map_err(io_error("make the folder", &work))?;
-    let root = source
+    let mut root = source
         .fetch(&work, progress)
         .map_err(|source| ImageError::Root {
             name: recipe.name.to_string(),
             source,
         })?;
+    for one in &recipe.locks {
+        lock::install(one, &mut root, &work, cache, progress).map_err(|source| {
+            ImageError::Lock {
+                name: recipe.name.to_string(),
+                source,
+            }
+        })?;
+    }
     let key = write(recipe, root, folder, progress)?;
     std::fs::remove_dir_all(&work).map_err(io_error("remove", &work))?;
     Ok(key)

@@ -44,20 +44,26 @@ pub enum Problem {
 
 /// Reads an uncompressed archive.
 pub fn read(path: &Path) -> Result<Tree, TarError> {
-    read_entries(path).map_err(|source| TarError {
+    let mut tree = Tree::default();
+    read_into(&mut tree, path)?;
+    Ok(tree)
+}
+
+/// Reads an uncompressed archive over what is in a tree.
+pub fn read_into(tree: &mut Tree, path: &Path) -> Result<(), TarError> {
+    read_entries(tree, path).map_err(|source| TarError {
         path: path.to_owned(),
         source,
     })
 }
 
-fn read_entries(path: &Path) -> Result<Tree, Problem> {
+fn read_entries(tree: &mut Tree, path: &Path) -> Result<(), Problem> {
     let file = Arc::new(File::open(path)?);
-    let mut tree = Tree::default();
     let mut archive = Archive::new(&*file);
     for entry in archive.entries_with_seek()? {
-        add(&mut tree, &file, entry?)?;
+        add(tree, &file, entry?)?;
     }
-    Ok(tree)
+    Ok(())
 }
 
 fn add(tree: &mut Tree, file: &Arc<File>, entry: Entry<'_, &File>) -> Result<(), Problem> {

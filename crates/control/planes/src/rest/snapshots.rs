@@ -183,7 +183,6 @@ fn build_request(request: CreateSnapshot, actor: &Actor) -> Result<BuildRequest,
         warmup: request.warmup,
         warmup_code: request.warmup_code,
         timeout: Duration::from_secs(timeout),
-        zero_freed: false,
         labels: checked_labels(request.labels)?,
         owner: actor.owner.clone(),
     })

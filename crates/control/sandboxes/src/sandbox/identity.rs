@@ -106,6 +106,21 @@ fn checked(
             format!("sandbox {id} did not renew its random numbers"),
         ));
     }
+    // A hook makes the child what it has to be: one that failed leaves a child that is not.
+    if let Some(hook) = report.hooks.iter().find(|hook| hook.code != Some(0)) {
+        let how = match hook.code {
+            Some(code) => format!("ended with exit code {code}"),
+            None => "did not end in time".to_owned(),
+        };
+        return Err(Error::refused(
+            ErrorCode::AgentFailed,
+            format!(
+                "sandbox {id} is not ready: its hook {} {how}: {}",
+                hook.name,
+                hook.output.trim()
+            ),
+        ));
+    }
     for warning in &report.warnings {
         tracing::warn!(sandbox = %id, warning, "identity");
     }
@@ -131,5 +146,34 @@ mod tests {
         checked(&id, identified(true)).unwrap();
         let refused = checked(&id, identified(false)).unwrap_err();
         assert_eq!(refused.code(), ErrorCode::AgentFailed);
+    }
+
+    #[test]
+    fn a_child_whose_hook_failed_is_refused_with_its_output() {
+        let id: SandboxId = "sb-1".parse().unwrap();
+        let with = |code| {
+            let hook = forkd_guest_proto::HookResult {
+                name: "token".into(),
+                code,
+                wall_ms: 1,
+                output: "no key\n".into(),
+            };
+            Ok(Identified {
+                report: IdentityReport {
+                    reseeded: true,
+                    hooks: vec![hook],
+                    ..IdentityReport::default()
+                },
+                clock_within: None,
+            })
+        };
+        checked(&id, with(Some(0))).unwrap();
+        let refused = checked(&id, with(Some(3))).unwrap_err().chain();
+        assert!(
+            refused.contains("token ended with exit code 3: no key"),
+            "{refused}"
+        );
+        let late = checked(&id, with(None)).unwrap_err().chain();
+        assert!(late.contains("did not end in time"), "{late}");
     }
 }

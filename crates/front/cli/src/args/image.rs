@@ -48,6 +48,7 @@ pub enum PullWhen {
     forkd image pull registry.example/python:3-slim   fetch an image\n  \
     docker save app:1 | forkd image pull - --name app  take an image of Docker\n  \
     forkd image inspect app                            show how its programs run\n  \
+    forkd image check postgres                         run its check in ten children\n  \
     forkd image prune                                  remove fetched images without a snapshot"
 )]
 pub struct ImageArgs {
@@ -79,6 +80,17 @@ pub enum ImageCommand {
     Inspect {
         /// Name of the image
         name: String,
+    },
+    /// Fork an image and run the check of its recipe in every child
+    ///
+    /// Boots a parent, prepares it as the recipe says, forks it, runs the check in each child, and deletes
+    /// parent and children. Exits with 1 if the check failed in a child.
+    Check {
+        /// Name of the image
+        name: String,
+        /// Number of children
+        #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        n: u32,
     },
     /// Remove images; snapshots that were booted from them stay
     Rm {

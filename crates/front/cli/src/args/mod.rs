@@ -17,6 +17,7 @@ mod mcp;
 mod network;
 mod node;
 mod ports;
+mod parent;
 mod quickstart;
 mod sandbox;
 mod snapshot;
@@ -41,6 +42,7 @@ pub use mcp::{McpArgs, McpClient, McpCommand, McpInstallArgs, ToolArgs};
 pub use network::{NetArgs, NetCommand, NetworkArgs, joined};
 pub use node::{GatewayArgs, NodeArgs, NodeCommand};
 pub use ports::{ForwardArgs, PortsArgs, PublishArgs};
+pub use parent::{ParentArgs, ParentCommand};
 pub use quickstart::QuickstartArgs;
 pub use sandbox::{
     BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LimitsArgs, LogsArgs, LsArgs,
@@ -212,6 +214,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Fetch a container image, boot a parent from it and freeze it as a snapshot
     FromImage(Box<FromImageArgs>),
+    /// Build the disk of an image as a file, without a daemon
+    Parent(ParentArgs),
     /// Delete snapshots
     Rmi(RmiArgs),
     /// Describe a snapshot

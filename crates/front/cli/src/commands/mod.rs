@@ -31,6 +31,7 @@ mod mcp;
 mod net;
 mod node;
 mod own_snapshot;
+mod parent;
 mod ping;
 mod ports;
 mod pipe;
@@ -89,6 +90,7 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Build(args) => build::run(&args, ui),
         Command::Export(args) => export::run(&args, ui),
         Command::FromImage(args) => image::from_image(&args, ui),
+        Command::Parent(args) => parent::run(&args, ui),
         Command::Rmi(args) => rmi::run(&args, ui),
         Command::SnapshotInfo(args) => snapshot_info::run(&args, ui),
         Command::SnapshotDiff(args) => snapshot_diff::run(&args, ui),

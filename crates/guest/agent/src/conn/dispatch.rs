@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::stream::{EarlyEnd, Stream};
 use crate::agent::Agent;
 use crate::files::archive;
-use crate::{clock, files, identity, interp, metrics, net, process, quiesce};
+use crate::{clock, files, identity, interp, metrics, net, process, quiesce, service};
 
 /// The payload of a successful response, or why there is none.
 pub type Reply = Result<Vec<u8>, AgentError>;
@@ -86,6 +86,9 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::InterpRestart(name) => ok(agent.interps.restart(&name).await),
         Request::InterpStop(name) => ok(agent.interps.stop(&name).await),
         Request::Eval(eval) => ok(interp::eval(agent, stream, eval).await),
+        Request::ServiceStart(start) => ok(agent.services.start(*start).await),
+        Request::Services => ok(Ok(agent.services.list())),
+        Request::Settle(settle) => ok(service::settle(settle).await),
         Request::Clock(clock) => {
             if clock.changes_time() {
                 agent.may_change_machine()?;

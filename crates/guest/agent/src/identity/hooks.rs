@@ -63,6 +63,8 @@ async fn run_one(
         return not_run("no time was left for it".to_owned());
     }
     let request = ExecRequest {
+        // The image decides who runs commands; hooks change the machine.
+        user: (agent.role != Role::Process).then(|| "0".to_owned()),
         shell: Some("exec \"$FORKD_HOOK\" 2>&1".to_owned()),
         env: vec![
             ("FORKD_HOOK".to_owned(), Some(path.display().to_string())),

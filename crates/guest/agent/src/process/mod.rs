@@ -14,4 +14,4 @@ pub use follow::{attach, exec, input, start, wait};
 pub use log::{Follower, Log, Read};
 pub use pump::Gone;
 pub use reaper::Reaper;
-pub use table::Processes;
+pub use table::{Process, Processes};

@@ -13,8 +13,9 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use forkd_api::ErrorCode;
-use forkd_formats::image::{DISK, ImageRecord, MAX_BYTES, RECORD, Warmup};
+use forkd_formats::image::{DISK, ImageRecord, MAX_BYTES, RECORD};
 use forkd_formats::image_cli::{self, ImageMade, InitramfsMade, KernelMade};
+use forkd_formats::prepare::Preparation;
 use forkd_os::beneath;
 use forkd_store::Layout;
 use forkd_types::{Tag, chain};
@@ -58,7 +59,7 @@ pub struct Assets {
     pub memory_mib: u32,
     pub vcpus: u8,
     /// Preparation before the cut.
-    pub warmup: Option<Warmup>,
+    pub prepare: Preparation,
     /// The environment of the interpreter.
     pub env: BTreeMap<String, String>,
 }
@@ -120,7 +121,7 @@ pub async fn find(app: &Arc<App>, request: &BuildRequest) -> Result<Assets, Erro
             .as_ref()
             .map(|record| record.env.clone())
             .unwrap_or_default(),
-        warmup: record.and_then(|record| record.warmup),
+        prepare: record.map(|record| record.prepare).unwrap_or_default(),
     })
 }
 

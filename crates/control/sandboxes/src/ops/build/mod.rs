@@ -2,6 +2,7 @@
 
 mod assets;
 mod parent;
+mod prepare;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -55,8 +56,6 @@ pub struct BuildRequest {
     pub warmup_code: Option<String>,
     /// The longest that boot and warm-up may take.
     pub timeout: Duration,
-    /// The guest zeroes memory when it is freed: what a step of a build was told is not in later cuts.
-    pub zero_freed: bool,
     /// Labels of the snapshot.
     pub labels: BTreeMap<String, String>,
     pub owner: String,

@@ -10,17 +10,15 @@ use std::time::{Duration, Instant};
 use forkd_agent_client::{Calls, Client, Deadline};
 use forkd_api::{ErrorCode, SnapshotInfo};
 use forkd_formats::image::Interpreter;
-use forkd_guest_proto::{
-    EvalMode, EvalRequest, ExecRequest, FreezeRequest, InterpStart, QuiesceRequest, Warmup,
-};
+use forkd_guest_proto::{EvalMode, EvalRequest, ExecRequest, FreezeRequest, QuiesceRequest};
 use forkd_store::{Cpu, Ingested, Source};
 use forkd_types::{Engine, SandboxId, Tag};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Event, LINUX_CMDLINE};
 
-use super::BuildRequest;
 use super::assets::{Assets, HostFile, RootDisk};
+use super::{BuildRequest, prepare};
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
@@ -99,12 +97,11 @@ async fn build_vm(
 ) -> Result<SnapshotInfo, Error> {
     let engine = launch::engine::for_parent(&app.launcher, request.engine).await?;
     let base = ingest_base(app, assets).await?;
-    let mut parent =
-        Parent::launch(app, request, id, claim.as_ref(), engine, assets, &base).await?;
-    parent.boot(request, assets, &base).await?;
+    let mut parent = Parent::launch(app, id, claim.as_ref(), engine, assets, &base).await?;
+    parent.boot(assets, &base).await?;
     // One deadline for all calls, which is that of the request.
     let client = parent.agent().await?.by(Deadline::within(request.timeout));
-    warm_up(&client, request, assets).await?;
+    prepare::prepare(&client, request, assets).await?;
     let about = AboutParent {
         ready_us: clock::micros(parent.started.elapsed()),
         labels: request.labels.clone(),
@@ -186,7 +183,6 @@ async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error>
 impl Parent {
     async fn launch(
         app: &Arc<App>,
-        request: &BuildRequest,
         id: &SandboxId,
         claim: Option<&Claimed>,
         engine: Engine,
@@ -205,7 +201,7 @@ impl Parent {
                 "the VMM process ended before it could be used",
             )
         })?;
-        let record = record(request, id.clone(), tag, engine, assets, base);
+        let record = record(id.clone(), tag, engine, assets, base);
         let (files, record) = app
             .blocking(move |app| {
                 let files = vm_files(app, &record)?;
@@ -227,17 +223,12 @@ impl Parent {
         })
     }
 
-    async fn boot(
-        &self,
-        request: &BuildRequest,
-        assets: &Assets,
-        base: &Ingested,
-    ) -> Result<(), Error> {
+    async fn boot(&self, assets: &Assets, base: &Ingested) -> Result<(), Error> {
         let clone = |host: &HostFile| host.file.try_clone().map_err(Error::io("use", &host.path));
         let input = BootInput {
             kernel: clone(&assets.kernel)?,
             initramfs: Some(clone(&assets.initramfs)?),
-            cmdline: cmdline(request),
+            cmdline: cmdline(),
             base: self
                 .owner
                 .app
@@ -304,101 +295,9 @@ async fn warm_exec(client: &Calls) {
     }
 }
 
-async fn warm_up(client: &Calls, request: &BuildRequest, assets: &Assets) -> Result<(), Error> {
-    if let Some(warmup) = &assets.warmup {
-        let started = client
-            .interp_start(InterpStart {
-                language: warmup.interpreter.name().to_owned(),
-                env: assets
-                    .env
-                    .iter()
-                    .map(|(key, value)| (key.clone(), Some(value.clone())))
-                    .collect(),
-                warmup: Warmup {
-                    imports: warmup.imports.clone(),
-                    code: warmup.code.clone(),
-                },
-                timeout_ms: Some(u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX)),
-                ..InterpStart::default()
-            })
-            .await
-            .map_err(Error::agent("the interpreter could not be warmed up"))?;
-        if let Some(error) = started.warmup_error {
-            return Err(Error::refused(
-                ErrorCode::AgentFailed,
-                format!(
-                    "the image's warm-up raised {}: {}",
-                    error.name, error.message
-                ),
-            ));
-        }
-    } else {
-        // Every child would have to start it; a guest without one is as good.
-        let python = InterpStart {
-            language: "python".to_owned(),
-            timeout_ms: Some(u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX)),
-            ..InterpStart::default()
-        };
-        if let Err(error) = client.interp_start(python).await {
-            tracing::info!(error = crate::error::chain(&error), "no warm interpreter");
-        }
-    }
-    if !request.warmup.is_empty() {
-        let done = client
-            .exec_capture(ExecRequest {
-                argv: request.warmup.clone(),
-                ..ExecRequest::default()
-            })
-            .await
-            .map_err(|error| match error {
-                // The agent works; the command of the request does not.
-                forkd_agent_client::Error::Agent(refused) => Error::refused(
-                    ErrorCode::InvalidRequest,
-                    format!("the warm-up command cannot be run: {}", refused.message),
-                ),
-                other => Error::agent("the warm-up command could not be run")(other),
-            })?;
-        if !done.result.status.success() {
-            let stderr: String = String::from_utf8_lossy(&done.stderr)
-                .chars()
-                .take(500)
-                .collect();
-            return Err(Error::refused(
-                ErrorCode::InvalidRequest,
-                format!(
-                    "the warm-up command ended with {:?}: {}",
-                    done.result.status,
-                    stderr.trim()
-                ),
-            ));
-        }
-    }
-    if let Some(code) = &request.warmup_code {
-        let done = client
-            .eval(EvalRequest {
-                code: code.clone(),
-                mode: EvalMode::Auto,
-                ..EvalRequest::default()
-            })
-            .await
-            .map_err(Error::agent("the warm-up code could not be run"))?;
-        if let Some(error) = done.result.error {
-            return Err(Error::refused(
-                ErrorCode::InvalidRequest,
-                format!("the warm-up code raised {}: {}", error.name, error.message),
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// NumPy in the warm interpreter; empty if it is not loaded.
 async fn numpy_version(client: &Calls, assets: &Assets) -> String {
-    if assets
-        .warmup
-        .as_ref()
-        .is_none_or(|warmup| warmup.interpreter != Interpreter::Python)
-    {
+    if !prepare::is_warm(&assets.prepare, Interpreter::Python) {
         return String::new();
     }
     let code = "getattr(__import__('sys').modules.get('numpy'), '__version__', '')";
@@ -417,18 +316,14 @@ async fn numpy_version(client: &Calls, assets: &Assets) -> String {
     }
 }
 
-/// The kernel command line of every parent.
-fn cmdline(request: &BuildRequest) -> String {
-    let zero = match request.zero_freed {
-        true => " init_on_free=1",
-        false => "",
-    };
-    format!("{LINUX_CMDLINE}{zero} {}", launch::network_words())
+/// The kernel command line of every parent. Pages that a guest frees are cleared: they would take space in snapshots, and
+/// may hold secrets (decision 38).
+fn cmdline() -> String {
+    format!("{LINUX_CMDLINE} init_on_free=1 {}", launch::network_words())
 }
 
 /// The parent as a sandbox. Its first snapshot has the tag that is built, and no snapshot lies below it.
 fn record(
-    request: &BuildRequest,
     id: SandboxId,
     tag: Tag,
     engine: Engine,
@@ -451,7 +346,7 @@ fn record(
             kernel: assets.kernel.path.display().to_string(),
             kernel_digest: None,
             initramfs_digest: None,
-            cmdline: cmdline(request),
+            cmdline: cmdline(),
         },
         ..SandboxRecord::unreadable(id)
     }

@@ -180,7 +180,6 @@ async fn boot(
         warmup: Vec::new(),
         warmup_code: None,
         timeout: BOOT,
-        zero_freed: false,
         labels: std::collections::BTreeMap::new(),
         owner,
         engine: None,

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use forkd_api::{ErrorCode, ImageDetail, ImageInfo};
+use forkd_api::{ErrorCode, ImageCheck, ImageDetail, ImageInfo};
 use forkd_formats::image::{DISK, ImageRecord, ImageSource, MAX_BYTES, RECORD};
 use forkd_formats::image_cli::ImageFetched;
 use forkd_formats::image_origin::{self, ORIGIN, Origin};
@@ -141,6 +141,24 @@ impl Installed {
             healthcheck: run.healthcheck,
             stop_signal: run.stop_signal,
             packages: record.map_or(0, |record| record.packages.len()),
+            services: record
+                .map(|record| {
+                    record
+                        .prepare
+                        .services
+                        .iter()
+                        .map(|one| one.name.clone())
+                        .collect()
+                })
+                .unwrap_or_default(),
+            check: record
+                .and_then(|record| record.prepare.check.clone())
+                .map(|check| ImageCheck {
+                    exec: check.exec,
+                    user: check.user,
+                    stdout: check.stdout,
+                    timeout_secs: check.timeout_secs,
+                }),
             snapshots: self.snapshots(store),
         }
     }

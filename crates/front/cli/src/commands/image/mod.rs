@@ -1,5 +1,6 @@
 //! `forkd image` and `forkd from-image`: fetch, list, describe and remove images.
 
+mod check;
 mod pull;
 mod upload;
 
@@ -62,6 +63,7 @@ pub fn run(args: &ImageArgs, ui: &Ui) -> CliResult {
                 }
                 Ok(Exit::OK)
             }
+            ImageCommand::Check { name, n } => check::check(&client, name, *n, args.json, ui).await,
             ImageCommand::Rm { names } => {
                 let mut outcomes = Vec::with_capacity(names.len());
                 for name in names {
@@ -111,6 +113,11 @@ fn described(detail: &ImageDetail) -> String {
         (
             "packages",
             (detail.packages > 0).then(|| detail.packages.to_string()),
+        ),
+        ("services", list(&detail.services)),
+        (
+            "check",
+            detail.check.as_ref().and_then(|check| words(&check.exec)),
         ),
         ("snapshots", list(&detail.snapshots)),
     ];

@@ -153,9 +153,9 @@ with case("a WebSocket"):
     web_socket().close()
 with case("forkd forward leads to a port"):
     forward = subprocess.Popen(
-        [FORKD, "forward", ID, "0:3000", "--json", "--daemon-url", URL], stdout=subprocess.PIPE, text=True
+        [FORKD, "forward", ID, "0:3000", "--daemon-url", URL], stdout=subprocess.PIPE, text=True
     )
-    local = json.loads(forward.stdout.readline())["local"].rsplit(":", 1)
+    local = forward.stdout.readline().split(" ")[0].rsplit(":", 1)
     local = local[0], int(local[1])
     with urllib.request.urlopen(f"http://{local[0]}:{local[1]}/big", timeout=300) as answer:
         assert answer.read() == bytes(SIZE)

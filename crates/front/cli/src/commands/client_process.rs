@@ -6,6 +6,8 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
+/// The state of a listening socket.
+const LISTEN: &str = "0A";
 /// The most ancestors of a client that are looked at.
 const MAX_ANCESTORS: usize = 64;
 
@@ -24,11 +26,14 @@ pub fn fork_of(client: SocketAddr, local: SocketAddr) -> Option<u32> {
     None
 }
 
-/// Every other `forkd fork` of this host that this user can see.
-pub fn others() -> Vec<u32> {
-    let own = std::process::id();
-    let all = forks().into_iter().map(|fork| fork.pid);
-    all.filter(|pid| *pid != own).collect()
+/// Whether a program listens on an IPv4 address.
+pub fn is_listened(address: SocketAddr) -> bool {
+    let wanted = hexadecimal(address);
+    let table = fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    table.lines().any(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        words.next() == Some(&wanted) && words.nth(1) == Some(LISTEN)
+    })
 }
 
 struct Process {
@@ -129,6 +134,9 @@ mod tests {
         let inode = inode_of(stream.local_addr().unwrap(), local).unwrap();
         assert_eq!(process_of(&inode), Some(std::process::id()));
         assert_eq!(find_inode("", local, local), None);
+        assert!(is_listened(local));
+        drop(listener);
+        assert!(!is_listened(local));
     }
 
     #[test]

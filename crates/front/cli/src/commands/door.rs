@@ -32,6 +32,9 @@ const TARGET: &str = "FORKD_TARGET";
 /// The address without that variable.
 const DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 42, 0, 2)), 8888);
+/// The same as an address of the loopback interface, and the label of an address that a `forkd fork` has added.
+const ADDRESS: &str = "10.42.0.2/32";
+const LABEL: &str = "lo:forkd";
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 128;
 /// How often, and how long, another `forkd fork` is looked for that has just been started.
@@ -42,8 +45,7 @@ const LOOK_FOR: Duration = Duration::from_secs(10);
 pub struct Door {
     tasks: JoinSet<()>,
     child: watch::Sender<Option<String>>,
-    /// This command has given the loopback interface the address.
-    address_added: bool,
+    local: SocketAddr,
 }
 
 struct Shared {
@@ -61,10 +63,10 @@ impl Door {
             None => DEFAULT,
             Some(text) => parse(text)?,
         };
-        let mut address_added = false;
         let mut bound = listen(local);
         if bound.is_err() && named.is_none() && rustix::process::geteuid().is_root() {
-            address_added = add_address().await;
+            // Another `forkd fork` may have added it at the same time.
+            let _ = ip(&["address", "add", ADDRESS, "dev", "lo", "label", LABEL]).await;
             bound = listen(local);
         }
         let listener = match bound {
@@ -94,7 +96,7 @@ impl Door {
         Ok(Some(Self {
             tasks,
             child,
-            address_added,
+            local,
         }))
     }
 
@@ -103,11 +105,13 @@ impl Door {
         self.child.send_replace(Some(id.to_owned()));
     }
 
-    /// Closes the door, and takes the address away again if no other `forkd fork` uses it.
+    /// Closes the door. The last one takes the address away that a `forkd fork` has added; the label tells it from an
+    /// address that the host has anyway.
     pub async fn close(mut self) {
         self.tasks.shutdown().await;
-        if self.address_added && client_process::others().is_empty() {
-            let _ = ip(["address", "del"]).await;
+        let is_root = rustix::process::geteuid().is_root();
+        if self.local == DEFAULT && is_root && !client_process::is_listened(DEFAULT) {
+            let _ = ip(&["address", "flush", "dev", "lo", "label", LABEL]).await;
         }
     }
 }
@@ -130,18 +134,12 @@ fn listen(local: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Gives the loopback interface the default address, so that it leads nowhere else.
-async fn add_address() -> bool {
-    ip(["address", "add"]).await.is_ok_and(|done| done)
-}
-
-async fn ip(action: [&str; 2]) -> std::io::Result<bool> {
+async fn ip(args: &[&str]) -> std::io::Result<()> {
     let done = tokio::process::Command::new("ip")
-        .args(action)
-        .args(["10.42.0.2/32", "dev", "lo"])
+        .args(args)
         .stdin(std::process::Stdio::null())
         .output();
-    Ok(done.await?.status.success())
+    done.await.map(drop)
 }
 
 fn sibling_address(pid: u32) -> std::io::Result<std::os::unix::net::SocketAddr> {

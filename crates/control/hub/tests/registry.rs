@@ -127,7 +127,9 @@ fn an_upload_goes_on_after_its_last_chunk() {
         had = (at << 20) / AGAIN * AGAIN;
     }
     let shelf = repository(&server.host, cache.path());
-    let sent = shelf.put(pack, &|| Ok(Box::new(File::open(&file.path)?))).unwrap();
+    let sent = shelf
+        .put(pack, &|| Ok(Box::new(File::open(&file.path)?)))
+        .unwrap();
     assert_eq!(sent, pack.size - had);
     assert!(shelf.has(pack).unwrap());
     assert_eq!(files(&cache.path().join("v1/uploads")), 0);
@@ -140,7 +142,13 @@ fn a_broken_transfer_goes_on_where_it_ended() {
     let points: u64 = std::env::var("FORKD_HUB_POINTS").map_or(2, |text| text.parse().unwrap());
     let packs = tempfile::tempdir().unwrap();
     let made = big(1, packs.path());
-    let total: u64 = made.documents.artifact.packs.iter().map(|pack| pack.size).sum();
+    let total: u64 = made
+        .documents
+        .artifact
+        .packs
+        .iter()
+        .map(|pack| pack.size)
+        .sum();
     assert!(total > 15 << 20);
     for point in 0..points {
         // Each point has a registry without the blobs.
@@ -162,7 +170,10 @@ fn a_broken_transfer_goes_on_where_it_ended() {
         let before = gate.passed().1;
         pull(&repository(&gate.host, cache.path()), "py").unwrap();
         let fetched = gate.passed().1 - before;
-        assert!(fetched <= missing + AGAIN + SLACK, "{at}: {fetched} of {missing}");
+        assert!(
+            fetched <= missing + AGAIN + SLACK,
+            "{at}: {fetched} of {missing}"
+        );
         assert_eq!(files(&cache.path().join("v1/packs")), 0);
     }
 }
@@ -207,7 +218,12 @@ fn a_signature_travels_with_its_artifact() {
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(input.as_bytes())
+            .unwrap();
         child.wait_with_output().unwrap().stdout
     };
     keygen(&["-q", "-t", "ed25519", "-N", "", "-f"], "");
@@ -231,7 +247,13 @@ fn two_pulls_at_once_fetch_a_pack_once() {
     let server = Server::start();
     let made = big(3, packs.path());
     push(&repository(&server.host, cache.path()), &made, "py").unwrap();
-    let total: u64 = made.documents.artifact.packs.iter().map(|pack| pack.size).sum();
+    let total: u64 = made
+        .documents
+        .artifact
+        .packs
+        .iter()
+        .map(|pack| pack.size)
+        .sum();
     let gate = Gate::before(&server.host);
     let fetched = std::thread::scope(|scope| {
         let fetch = || {
@@ -259,7 +281,10 @@ fn a_container_image_is_named_as_one() {
     let mut made = make([&disk, &memory, &state], &Base::default(), cache.path());
     let text = String::from_utf8(made.documents.artifact.bytes.clone()).unwrap();
     let image = text
-        .replace("vnd.forkd.snapshot.config.v1+json", "vnd.oci.image.config.v1+json")
+        .replace(
+            "vnd.forkd.snapshot.config.v1+json",
+            "vnd.oci.image.config.v1+json",
+        )
         .replace("application/vnd.forkd.snapshot.v1", "x/y");
     push(&shelf, &made, "py").unwrap();
     made.documents.artifact.bytes = image.into_bytes();

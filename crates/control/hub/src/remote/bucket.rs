@@ -146,7 +146,7 @@ impl Bucket {
     }
 }
 
-/// `20130524T000000Z`.
+/// A time in the form `20130524T000000Z`.
 fn timestamp(now: SystemTime) -> String {
     let text = humantime::format_rfc3339_seconds(now).to_string();
     text.chars().filter(|c| !matches!(c, '-' | ':')).collect()

@@ -21,7 +21,7 @@ use crate::manifest::{
 /// Names that an error lists.
 const LISTED: usize = 20;
 
-/// A repository.
+/// A repository that holds artifacts under its tags.
 #[derive(Debug)]
 pub struct Registry {
     repository: Repository,

@@ -74,7 +74,10 @@ impl Server {
 
     /// The file of a blob in the storage of the registry.
     pub fn blob(&self, hex: &str) -> PathBuf {
-        let folder = self.folder.path().join("storage/docker/registry/v2/blobs/sha256");
+        let folder = self
+            .folder
+            .path()
+            .join("storage/docker/registry/v2/blobs/sha256");
         folder.join(&hex[..2]).join(hex).join("data")
     }
 }
@@ -138,7 +141,10 @@ impl Gate {
 
     /// Bytes that have passed to the server, and from it.
     pub fn passed(&self) -> (u64, u64) {
-        (self.up.load(Ordering::SeqCst), self.down.load(Ordering::SeqCst))
+        (
+            self.up.load(Ordering::SeqCst),
+            self.down.load(Ordering::SeqCst),
+        )
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::io;
 
+use forkd_oci::OciError;
 use forkd_oci::digest::Digest;
+use forkd_oci::registry::RegistryError;
 use forkd_types::PathError;
 use thiserror::Error;
 
@@ -76,6 +78,8 @@ pub enum HubError {
     ContainerImage { place: String },
     #[error("{place} is a pack of forkd 0.5, made for Firecracker: {summary}")]
     Published { place: String, summary: String },
+    #[error("the transfer failed")]
+    Remote(#[from] RegistryError),
     #[error("the request was cancelled")]
     Cancelled,
 }
@@ -99,6 +103,9 @@ impl HubError {
                 Kind::Incompatible
             }
             Self::Digest { .. } => Kind::Digest,
+            Self::Remote(RegistryError::Image(OciError::Digest { .. })) => Kind::Digest,
+            Self::Remote(RegistryError::NotFound { .. }) => Kind::NotFound,
+            Self::Remote(_) => Kind::Io,
             Self::Unsigned { .. } | Self::Untrusted { .. } => Kind::Untrusted,
             Self::Secrets { .. } => Kind::Secrets,
             Self::NoName { .. } => Kind::NotFound,
@@ -132,6 +139,13 @@ impl HubError {
                 "its memory cannot run here; unpack the disk with `zstd -d ID.rootfs.zst -o root.ext4` and freeze \
                  it again with `forkd snapshot --rootfs root.ext4 --tag TAG`"
                     .into()
+            }
+            Self::Remote(RegistryError::Denied { credential, .. }) => match credential {
+                false => "log in with `docker login` or `podman login`; forkd reads the same files".into(),
+                true => "the credential has no right to this repository or bucket".into(),
+            },
+            Self::Remote(error) if error.is_temporary() => {
+                "run the command again: it goes on where it ended".into()
             }
             Self::Version { .. } => "a newer version of forkd may read it".into(),
             _ => return None,

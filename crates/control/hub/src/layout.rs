@@ -33,14 +33,19 @@ pub trait Place {
     fn small(&self, blob: &Descriptor, limit: u64) -> Result<Vec<u8>, HubError>;
     /// The content of a pack.
     fn pack(&self, pack: &Descriptor) -> Result<Box<dyn Read + Send>, HubError>;
+    /// Told that packs have arrived where they belong: copies on this host are not needed any more.
+    fn arrived(&self, _: &[Descriptor]) {}
 }
+
+/// The content of a blob, readable several times.
+pub type Content<'a> = &'a dyn Fn() -> io::Result<Box<dyn Read + Send>>;
 
 /// A place that artifacts are written to.
 pub trait Shelf: Place {
     /// Whether a blob is there already.
     fn has(&self, blob: &Descriptor) -> Result<bool, HubError>;
-    /// Writes a blob. Its digest is compared before it gets its name.
-    fn put(&self, blob: &Descriptor, content: &mut dyn Read) -> Result<(), HubError>;
+    /// Writes a blob. Its digest is compared before it gets its name. Answers how many bytes were sent.
+    fn put(&self, blob: &Descriptor, content: Content<'_>) -> Result<u64, HubError>;
     /// Makes an artifact visible under a name. All its blobs are there.
     fn publish(&self, name: &str, documents: &Documents) -> Result<(), HubError>;
 }
@@ -294,12 +299,13 @@ impl Shelf for Folder {
         Ok(found.is_ok_and(|about| about.len() == blob.size))
     }
 
-    fn put(&self, blob: &Descriptor, content: &mut dyn Read) -> Result<(), HubError> {
+    fn put(&self, blob: &Descriptor, content: Content<'_>) -> Result<u64, HubError> {
+        let mut content = content().map_err(HubError::Stream)?;
         let path = self.blob(blob);
         let draft = Draft::beside(&path);
         let mut file = File::create(&draft.0).map_err(path_error("create", &draft.0))?;
         let mut hasher = Hasher::default();
-        copy(content, blob.size, |bytes| {
+        copy(&mut content, blob.size, |bytes| {
             hasher.update(bytes);
             let written = file.write_all(bytes);
             Ok(written.map_err(path_error("write", &draft.0))?)
@@ -313,7 +319,8 @@ impl Shelf for Folder {
             });
         }
         file.sync_all().map_err(path_error("sync", &draft.0))?;
-        Ok(std::fs::rename(&draft.0, &path).map_err(path_error("rename to", &path))?)
+        std::fs::rename(&draft.0, &path).map_err(path_error("rename to", &path))?;
+        Ok(blob.size)
     }
 
     fn publish(&self, name: &str, documents: &Documents) -> Result<(), HubError> {

@@ -18,9 +18,11 @@
 //! | [`compat`] | whether a host can run the memory of an artifact |
 //! | [`secrets`] | patterns of keys and tokens in pages |
 //! | [`layout`] | artifacts in folders and archive files |
+//! | [`remote`] | artifacts in registries, on web servers and in object stores |
 //! | [`published`] | packs of forkd 0.5 |
 //!
-//! The crate does no networking and knows no store: callers give it files and get files back. Invariant: nothing that
+//! Only [`remote`] does networking, and the daemon does not use it. The crate knows no store: callers give it files and
+//! get files back. Invariant: nothing that
 //! [`unpack`] returns differs from the digest that the manifest leads to.
 
 pub mod archive;
@@ -35,6 +37,7 @@ pub mod manifest;
 pub mod pack;
 pub mod pages;
 pub mod published;
+pub mod remote;
 pub mod secrets;
 pub mod sign;
 pub mod unpack;

@@ -140,15 +140,17 @@ fn folders_and_files_hold_the_same_artifact() {
     let shelf = Folder::create(&layout).unwrap();
     for (digest, bytes) in made.documents.blobs() {
         let blob = forkd_hub::manifest::Descriptor::new("", digest, bytes.len() as u64);
-        shelf.put(&blob, &mut bytes.as_slice()).unwrap();
+        shelf
+            .put(&blob, &|| Ok(Box::new(std::io::Cursor::new(bytes.clone()))))
+            .unwrap();
         assert!(shelf.has(&blob).unwrap());
     }
     for (pack, blob) in made.packs.iter().zip(&made.documents.artifact.packs) {
-        let mut damaged = &b"short"[..];
-        assert!(shelf.put(blob, &mut damaged).is_err());
+        let damaged = || Ok(Box::new(&b"short"[..]) as Box<dyn std::io::Read + Send>);
+        assert!(shelf.put(blob, &damaged).is_err());
         assert!(!shelf.has(blob).unwrap());
         shelf
-            .put(blob, &mut std::fs::File::open(&pack.path).unwrap())
+            .put(blob, &|| Ok(Box::new(std::fs::File::open(&pack.path)?)))
             .unwrap();
     }
     shelf.publish("py", &made.documents).unwrap();

@@ -10,6 +10,7 @@ pub mod auth;
 pub mod config;
 pub mod digest;
 pub mod engine;
+pub mod http;
 pub mod layer;
 pub mod layout;
 pub mod limits;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod registry;
+
 use std::fs::File;
 use std::io::Cursor;
 use std::os::unix::fs::FileExt;

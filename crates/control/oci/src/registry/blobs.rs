@@ -15,7 +15,6 @@ use reqwest::StatusCode;
 use reqwest::header::CONTENT_RANGE;
 
 use super::error::RegistryError;
-use super::session::Session;
 use crate::digest::{Digest, Hasher};
 use crate::error::OciError;
 use crate::limits;
@@ -42,6 +41,19 @@ pub struct Wanted {
     pub what: String,
 }
 
+/// A place that sends blobs.
+pub trait BlobSource {
+    /// Host and port, for people.
+    fn host(&self) -> &str;
+    /// The answer with a blob, from this byte on. A place without ranges sends the whole blob.
+    fn blob(
+        &self,
+        digest: Digest,
+        what: &str,
+        from: u64,
+    ) -> Result<reqwest::blocking::Response, RegistryError>;
+}
+
 /// Told of each piece that arrived, and asked whether to go on.
 pub struct Watch<'a> {
     pub arrived: &'a dyn Fn(u64),
@@ -61,7 +73,7 @@ impl Blobs {
     /// The blob, fetched from the first of these places that has it.
     pub fn get(
         &self,
-        places: &[Session],
+        places: &[impl BlobSource],
         wanted: &Wanted,
         watch: &Watch<'_>,
     ) -> Result<Part, RegistryError> {
@@ -111,6 +123,12 @@ impl Blobs {
             let _ = std::fs::remove_file(&partial);
         }
         Err(super::one_of(failures, &wanted.what))
+    }
+
+    /// Removes a blob that is not needed any more.
+    pub fn remove(&self, digest: Digest) {
+        // A blob that stays is removed by a later trim.
+        let _ = std::fs::remove_file(self.path(digest));
     }
 
     /// Removes the blobs that were used longest ago, until the rest has at most this many bytes. Parts that no process
@@ -231,7 +249,7 @@ impl<'a> Fetch<'a> {
 
     /// Fetches the rest from one place. Connections that break are resumed; bytes that do not have the digest are
     /// fetched once more from the start if some of them came from an earlier attempt.
-    fn from(&mut self, place: &Session) -> Result<(), RegistryError> {
+    fn from(&mut self, place: &impl BlobSource) -> Result<(), RegistryError> {
         let mut resumed = self.at > 0;
         let mut idle = 0;
         loop {
@@ -275,12 +293,11 @@ impl<'a> Fetch<'a> {
     }
 
     /// One request for the rest.
-    fn stream(&mut self, place: &Session) -> Result<(), RegistryError> {
+    fn stream(&mut self, place: &impl BlobSource) -> Result<(), RegistryError> {
         if self.at == self.wanted.size {
             return Ok(());
         }
-        let path = format!("blobs/{}", self.wanted.digest);
-        let answer = place.get(&path, &self.wanted.what, "*/*", self.at);
+        let answer = place.blob(self.wanted.digest, &self.wanted.what, self.at);
         let mut answer = match answer {
             // The place cannot go on from here.
             Err(RegistryError::Status { status: 416, .. }) if self.at > 0 => {

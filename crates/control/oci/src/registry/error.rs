@@ -1,4 +1,4 @@
-//! [`RegistryError`]: why an image cannot be pulled. No text in it comes from a credential or from a URL's query.
+//! [`RegistryError`]: why an image or an artifact cannot be pulled or pushed. No text in it comes from a credential or from a URL's query.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::auth::AuthError;
 use crate::error::OciError;
 use crate::registries::RegistriesError;
 
-/// Why an image cannot be pulled.
+/// Why an image or an artifact cannot be pulled or pushed.
 #[derive(Debug, Error)]
 pub enum RegistryError {
     #[error("the registry is not known")]
@@ -71,6 +71,14 @@ pub enum RegistryError {
     TooSlow { what: String },
     #[error("the manifest does not say the size of {what}")]
     NoSize { what: String },
+    #[error("{host} does not answer an upload as a registry does: {problem}")]
+    Upload { host: String, problem: &'static str },
+    #[error("cannot read {what} from this host")]
+    Content {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("another layer could not be fetched")]
     Stopped,
     #[error("no place has {name}: {}", listed(tried))]
@@ -103,7 +111,7 @@ fn listed(tried: &[(String, RegistryError)]) -> String {
 
 impl RegistryError {
     /// Whether the same request may succeed a little later.
-    pub(super) fn is_temporary(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         match self {
             Self::Busy { .. } => true,
             Self::Unreachable { source, .. } => {

@@ -11,6 +11,7 @@
 mod blobs;
 mod challenge;
 mod error;
+mod repository;
 mod session;
 
 use std::collections::BTreeMap;
@@ -18,16 +19,17 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 
-pub use blobs::{Blobs, Wanted};
+pub use blobs::{BlobSource, Blobs, Wanted, Watch};
 pub use error::RegistryError;
+pub use repository::Repository;
 
-use blobs::Watch;
-use session::{Session, bounded};
+use session::Session;
 
 use crate::auth::{self, Credential, Helpers};
 use crate::config::Config;
 use crate::digest::Digest;
 use crate::error::OciError;
+use crate::http::bounded;
 use crate::image::Image;
 use crate::layout::resolve;
 use crate::limits;

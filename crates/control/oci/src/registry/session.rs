@@ -3,28 +3,23 @@
 //! A login goes to the registry's own origin and to the token service that it names, nowhere else: a redirect to
 //! another origin, such as a content server, is followed without it.
 
-use std::io::Read;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use reqwest::blocking::{Client, Response};
-use reqwest::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
-use reqwest::{Certificate, StatusCode, Url};
+use reqwest::blocking::{Client, RequestBuilder, Response};
+use reqwest::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, WWW_AUTHENTICATE};
+use reqwest::{StatusCode, Url};
 use serde::Deserialize;
 
+use super::blobs::BlobSource;
 use super::challenge::{self, Challenge};
 use super::error::RegistryError;
 use crate::auth::Credential;
+use crate::digest::Digest;
+use crate::http::{self, bounded};
 use crate::limits;
-use crate::registries::{Endpoint, is_loopback};
-
-const CONNECT: Duration = Duration::from_secs(10);
-/// The longest silence within an answer.
-const SILENCE: Duration = Duration::from_secs(30);
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+use crate::registries::Endpoint;
 
 /// A connection to one endpoint, for one repository.
 #[derive(Debug)]
@@ -48,39 +43,16 @@ impl std::fmt::Debug for Header {
 
 impl Session {
     pub fn new(endpoint: Endpoint, credential: Option<Credential>) -> Result<Self, RegistryError> {
-        // Fails if another part of the process has installed a provider, which is fine.
-        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let host = endpoint.host.clone();
         let base = Url::parse(&endpoint.base).map_err(|_| RegistryError::Redirect {
             host,
             problem: "it is not a URL",
         })?;
-        let mut builder = Client::builder()
-            .connect_timeout(CONNECT)
-            .timeout(SILENCE)
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .user_agent(concat!("forkd/", env!("CARGO_PKG_VERSION")));
-        if is_loopback(&endpoint.host) {
-            builder = builder.no_proxy();
-        }
-        if let Some(path) = &endpoint.ca {
-            let failed = |source| RegistryError::Certificate {
-                path: path.clone(),
-                source,
-            };
-            let pem = std::fs::read(path).map_err(failed)?;
-            let trusted = Certificate::from_pem_bundle(&pem)
-                .map_err(|error| failed(std::io::Error::other(error)))?;
-            builder = builder.tls_certs_merge(trusted);
-        } else if base.scheme() == "http" {
-            // Without TLS no root certificates are needed: a minimal Debian has none.
-            builder = builder.tls_certs_only([]);
-        }
+        let http = http::client(&base, &endpoint.host, endpoint.ca.as_deref())?;
         let session = Self {
             endpoint,
             base,
-            http: builder.build().map_err(RegistryError::Setup)?,
+            http,
             credential,
             authorization: Mutex::default(),
         };
@@ -104,21 +76,7 @@ impl Session {
         from: u64,
     ) -> Result<Response, RegistryError> {
         let url = format!("/v2/{}/{path}", self.endpoint.repository);
-        let mut pause = FIRST_PAUSE;
-        let mut attempt = 1;
-        loop {
-            let error = match self.once(&url, what, accept, from) {
-                Err(error) if error.is_temporary() && attempt < limits::ATTEMPTS => error,
-                other => return other,
-            };
-            let asked = match error {
-                RegistryError::Busy { after, .. } => after,
-                _ => None,
-            };
-            std::thread::sleep(asked.unwrap_or(pause).min(LONGEST_PAUSE));
-            pause *= 2;
-            attempt += 1;
-        }
+        http::patiently(|| self.once(&url, what, accept, from))
     }
 
     fn once(
@@ -133,22 +91,62 @@ impl Session {
             self.log_in(&response, what)?;
             response = self.follow(path, accept, from)?;
         }
-        let host = self.host().to_owned();
-        let status = response.status();
-        match status.as_u16() {
-            200 | 206 => Ok(response),
-            401 | 403 => Err(self.denied(what)),
-            404 => Err(RegistryError::NotFound {
-                host,
-                what: what.to_owned(),
-            }),
-            429 | 500..=599 => Err(RegistryError::Busy {
-                host,
-                status: status.as_u16(),
-                after: retry_after(&response),
-            }),
-            status => Err(RegistryError::Status { host, status }),
+        http::judged(response, self.host(), what, self.credential.is_some())
+    }
+
+    /// Sends a request that changes the registry, or asks about an upload, and repeats it if its failure may pass.
+    pub fn send(
+        &self,
+        path: &str,
+        what: &str,
+        make: &dyn Fn(&Client, Url) -> RequestBuilder,
+    ) -> Result<Response, RegistryError> {
+        http::patiently(|| self.try_send(path, what, make))
+    }
+
+    /// Sends a request once. `path` may be a URL that the registry gave; the login goes along only to the registry's
+    /// own origin. Redirects are not followed.
+    pub fn try_send(
+        &self,
+        path: &str,
+        what: &str,
+        make: &dyn Fn(&Client, Url) -> RequestBuilder,
+    ) -> Result<Response, RegistryError> {
+        let url = self.url(path)?;
+        let mut response = self.send_once(&url, make)?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            self.log_in(&response, what)?;
+            response = self.send_once(&url, make)?;
         }
+        http::judged(response, self.host(), what, self.credential.is_some())
+    }
+
+    fn send_once(
+        &self,
+        url: &Url,
+        make: &dyn Fn(&Client, Url) -> RequestBuilder,
+    ) -> Result<Response, RegistryError> {
+        let mut request = make(&self.http, url.clone());
+        if url.origin() == self.base.origin()
+            && let Some(header) = self.kept()
+        {
+            request = request.header(AUTHORIZATION, header);
+        }
+        request.send().map_err(|error| self.unreachable(error))
+    }
+
+    /// The repository, for people and for names of files.
+    pub fn repository(&self) -> &str {
+        &self.endpoint.repository
+    }
+
+    /// A URL of the repository, or one that the registry gave.
+    fn url(&self, path: &str) -> Result<Url, RegistryError> {
+        if path.starts_with('/') || path.contains("://") {
+            return http::redirect(&self.base, Some(path), self.host());
+        }
+        let path = format!("/v2/{}/{path}", self.endpoint.repository);
+        http::redirect(&self.base, Some(&path), self.host())
     }
 
     fn denied(&self, what: &str) -> RegistryError {
@@ -160,11 +158,7 @@ impl Session {
     }
 
     fn unreachable(&self, source: reqwest::Error) -> RegistryError {
-        RegistryError::Unreachable {
-            host: self.host().to_owned(),
-            // A content server's URL may have a signature in it.
-            source: source.without_url(),
-        }
+        http::unreachable(self.host(), source)
     }
 
     fn follow(&self, path: &str, accept: &str, from: u64) -> Result<Response, RegistryError> {
@@ -191,13 +185,7 @@ impl Session {
                 .headers()
                 .get(LOCATION)
                 .and_then(|to| to.to_str().ok());
-            let target = target.and_then(|to| url.join(to).ok());
-            let target = target.ok_or_else(|| wrong("it is not a URL"))?;
-            match (url.scheme(), target.scheme()) {
-                (_, "https") | ("http", "http") => url = target,
-                ("https", "http") => return Err(wrong("it leads from https to http")),
-                _ => return Err(wrong("it is neither http nor https")),
-            }
+            url = http::redirect(&url, target, self.host())?;
         }
         Err(RegistryError::Redirects {
             host: self.host().to_owned(),
@@ -307,7 +295,7 @@ impl Session {
                 return Err(RegistryError::Busy {
                     host: self.host().to_owned(),
                     status,
-                    after: retry_after(&answer),
+                    after: http::retry_after(&answer),
                 });
             }
             _ => return Err(unknown("its token service refuses the request")),
@@ -325,31 +313,12 @@ impl Session {
     }
 }
 
-fn retry_after(response: &Response) -> Option<Duration> {
-    let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
-    text.parse().ok().map(Duration::from_secs)
-}
+impl BlobSource for Session {
+    fn host(&self) -> &str {
+        self.host()
+    }
 
-/// All bytes of a small answer.
-pub fn bounded(answer: Response, what: &str, limit: u64) -> Result<Vec<u8>, RegistryError> {
-    let mut bytes = Vec::new();
-    let promised = answer.content_length();
-    let long = || RegistryError::TooLong {
-        what: what.to_owned(),
-        limit,
-    };
-    if promised.is_some_and(|promised| promised > limit) {
-        return Err(long());
+    fn blob(&self, digest: Digest, what: &str, from: u64) -> Result<Response, RegistryError> {
+        self.get(&format!("blobs/{digest}"), what, "*/*", from)
     }
-    let read = answer.take(limit + 1).read_to_end(&mut bytes);
-    if bytes.len() as u64 > limit {
-        return Err(long());
-    }
-    read.map_err(|source| RegistryError::Truncated {
-        what: what.to_owned(),
-        got: bytes.len() as u64,
-        size: promised.unwrap_or(0),
-        source: Some(source),
-    })?;
-    Ok(bytes)
 }

@@ -45,15 +45,20 @@ pub struct PackArgs {
 /// Arguments of `forkd push`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A folder keeps many snapshots as one OCI layout. A second push of a tag writes only pages that the\n\
-    folder does not have. Any web server can serve the folder.\n\nExamples:\n  \
-    forkd push py /srv/hub              push to a folder, under the name py\n  \
-    forkd push py oci:/srv/hub:py-2     under another name"
+    after_help = "A second push of a name sends only pages that the target does not have. An interrupted push goes on\n\
+    where it ended. Logins of docker and podman are used for registries. An object store is found by\n\
+    AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.\n\nExamples:\n  \
+    forkd push py /srv/hub                        to a folder, under the name py\n  \
+    forkd push py oci:/srv/hub:py-2               under another name\n  \
+    forkd push py oci://HOST/team/machines:py     to a registry, under the tag py\n  \
+    forkd push py s3://BUCKET/machines:py         to an object store\n  \
+    forkd push py 'https://HOST/py.forkd?...'     one file, by PUT to a presigned URL"
 )]
 pub struct PushArgs {
     /// Tag of the snapshot
     pub tag: String,
-    /// Folder, oci:FOLDER[:NAME] or oci-archive:FILE
+    /// Folder, oci:FOLDER[:NAME], oci-archive:FILE, oci://HOST/REPOSITORY[:TAG], s3://BUCKET/PREFIX[:NAME] or URL of a
+    /// file
     pub target: String,
     #[command(flatten)]
     pub options: PackOptions,
@@ -78,10 +83,14 @@ pub enum Memory {
     already are not sent to the daemon.\n\nExamples:\n  \
     forkd unpack py.forkd                       the snapshot gets the name that its publisher gave\n  \
     forkd unpack py.forkd --tag py-2            or another one\n  \
-    forkd pull oci:/srv/hub:py --require-signature --signers ./allowed_signers"
+    forkd pull oci:/srv/hub:py --require-signature --signers ./allowed_signers\n  \
+    forkd pull oci://HOST/team/machines:py      from a registry; oci://HOST/team/machines@sha256:... is pinned\n  \
+    forkd pull s3://BUCKET/machines:py          from an object store\n  \
+    forkd pull https://HOST/machines/:py        from a folder on a web server"
 )]
 pub struct UnpackArgs {
-    /// File, folder, oci:FOLDER[:NAME] or oci-archive:FILE[:NAME]
+    /// File, folder, oci:FOLDER[:NAME], oci-archive:FILE[:NAME], oci://HOST/REPOSITORY[:TAG|@DIGEST],
+    /// s3://BUCKET/PREFIX:NAME, https://HOST/FOLDER/[:NAME] or https://HOST/FILE.forkd
     #[arg(value_name = "SOURCE")]
     pub source: String,
     /// Tag of the new snapshot [default: the name that the publisher gave]

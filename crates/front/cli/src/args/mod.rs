@@ -230,9 +230,9 @@ pub enum Command {
     Pack(PackArgs),
     /// Unpack a snapshot from a file
     Unpack(UnpackArgs),
-    /// Push a snapshot to a folder of snapshots
+    /// Push a snapshot to a folder, a registry or an object store
     Push(PushArgs),
-    /// Pull a snapshot from a folder of snapshots
+    /// Pull a snapshot from a folder, a registry, an object store or a web server
     Pull(UnpackArgs),
     /// Show the disk usage of snapshots, or check them for damage
     Store(StoreArgs),

@@ -1,16 +1,19 @@
-//! `forkd pack`, `unpack`, `push` and `pull`: snapshots as artifacts in files and folders.
+//! `forkd pack`, `unpack`, `push` and `pull`: snapshots as artifacts in files, folders, registries, object stores.
+
+mod target;
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use forkd_api::{MemoryWish, UnpackWay};
 use forkd_hub::HubError;
 use forkd_hub::archive::StreamWriter;
 use forkd_hub::documents::{Documents, Signature};
-use forkd_hub::layout::{ArchiveFile, Folder, Place, Shelf, load};
+use forkd_hub::layout::{ArchiveFile, Content, Place, Shelf, load};
 use forkd_hub::manifest::Descriptor;
 use forkd_hub::sign::{self, Signers};
 use forkd_rest_client::Client;
@@ -23,47 +26,9 @@ use crate::error::{CliError, CliResult, Exit};
 use crate::signals::Stop;
 use crate::ui::Ui;
 
+use target::Target;
+
 const MIB: f64 = 1_048_576.0;
-
-/// A place that a user names.
-#[derive(Debug, PartialEq, Eq)]
-enum Target {
-    File(PathBuf, Option<String>),
-    Folder(PathBuf, Option<String>),
-}
-
-impl Target {
-    /// `oci:FOLDER[:NAME]`, `oci-archive:FILE[:NAME]`, or a path. A path that is no folder is a file if `file` says so.
-    fn parse(text: &str, file: impl Fn(&Path) -> bool) -> anyhow::Result<Self> {
-        let split = |rest: &str| match rest.split_once(':') {
-            Some((path, name)) => (PathBuf::from(path), Some(name.to_owned())),
-            None => (PathBuf::from(rest), None),
-        };
-        if let Some(rest) = text.strip_prefix("oci-archive:") {
-            let (path, name) = split(rest);
-            return Ok(Self::File(path, name));
-        }
-        if let Some(rest) = text.strip_prefix("oci:") {
-            let (path, name) = split(rest);
-            return Ok(Self::Folder(path, name));
-        }
-        if let Some((kind, _)) = text.split_once("://") {
-            bail!("{kind}:// is not supported: name a file or a folder");
-        }
-        let path = PathBuf::from(text);
-        Ok(match file(&path) {
-            true => Self::File(path, None),
-            false => Self::Folder(path, None),
-        })
-    }
-
-    fn open(&self) -> Result<(Box<dyn Place + Send>, Option<&str>), HubError> {
-        Ok(match self {
-            Self::File(path, name) => (Box::new(ArchiveFile::open(path)?), name.as_deref()),
-            Self::Folder(path, name) => (Box::new(Folder::open(path)?), name.as_deref()),
-        })
-    }
-}
 
 /// An artifact that was written, as `--json` shows it.
 #[derive(Debug, Serialize)]
@@ -103,31 +68,48 @@ pub fn pack(args: &PackArgs, ui: &Ui) -> CliResult {
 
 /// Runs `forkd push`.
 pub fn push(args: &PushArgs, ui: &Ui) -> CliResult {
-    let archive = |path: &Path| path.extension().is_some_and(|end| end == "forkd");
-    let target = Target::parse(&args.target, archive)?;
+    let target = Target::parse(&args.target, target::is_archive)?;
     share(&args.tag, &target, &args.options, ui)
 }
 
 fn share(tag: &str, target: &Target, options: &PackOptions, ui: &Ui) -> CliResult {
     let client = connect(&options.daemon)?;
     interruptible(async {
-        let name = match target {
-            Target::File(_, name) | Target::Folder(_, name) => name.as_deref().unwrap_or(tag),
+        let name = target
+            .name()
+            .unwrap_or_else(|| target.default_name(tag))
+            .to_owned();
+        let shelf = {
+            let target = target.clone();
+            let opened = tokio::task::spawn_blocking(move || target.shelf());
+            opened
+                .await
+                .map_err(|error| anyhow!(error))?
+                .map_err(refused)?
         };
-        // The artifact that the folder has under this name: its packs are not sent again.
-        let base = match target {
-            Target::Folder(path, _) => Folder::open(path)
-                .and_then(|folder| load(&folder, Some(name)))
-                .and_then(|documents| documents_alone(&documents, name))
-                .unwrap_or_default(),
-            Target::File(..) => Vec::new(),
+        // The artifact that the target has under this name: its packs are not sent again.
+        let base = match &shelf {
+            Some(shelf) => {
+                let (shelf, name) = (Arc::clone(shelf), name.clone());
+                let base = tokio::task::spawn_blocking(move || earlier(shelf.as_ref(), &name));
+                base.await
+                    .map_err(|error| anyhow!(error))?
+                    .map_err(refused)?
+            }
+            None => Vec::new(),
         };
-        let draft = Draft::beside(match target {
-            Target::File(path, _) => path,
-            Target::Folder(path, _) => path,
-        });
+        let draft = Draft::beside(&target.draft()?);
         fetch(&client, tag, options, base, &draft, ui).await?;
-        let written = tokio::task::block_in_place(|| finish(tag, name, target, options, &draft))?;
+        let work = Finish {
+            tag: tag.to_owned(),
+            name,
+            target: target.clone(),
+            shelf,
+            sign: options.sign.clone(),
+        };
+        // The draft goes along, so that an interrupt leaves no file behind.
+        let finished = tokio::task::spawn_blocking(move || work.run(&draft));
+        let written = finished.await.map_err(|error| anyhow!(error))??;
         if options.json {
             ui.json(&written)?;
         } else {
@@ -141,6 +123,16 @@ fn share(tag: &str, target: &Target, options: &PackOptions, ui: &Ui) -> CliResul
         }
         Ok(Exit::OK)
     })
+}
+
+/// The documents of the artifact that the target has, as a stream. Nothing if it has none, or one of another kind.
+fn earlier(shelf: &(dyn Shelf + Send + Sync), name: &str) -> Result<Vec<u8>, HubError> {
+    match load(shelf, Some(name)) {
+        Ok(documents) => documents_alone(&documents, name),
+        // A target that cannot be reached now cannot be written either.
+        Err(error @ HubError::Remote(_)) => Err(error),
+        Err(_) => Ok(Vec::new()),
+    }
 }
 
 /// The documents of an artifact as a stream without packs.
@@ -176,69 +168,97 @@ async fn fetch(
     Ok(())
 }
 
-/// Checks the draft, signs it, and puts it in its place.
-fn finish(
-    tag: &str,
-    name: &str,
-    target: &Target,
-    options: &PackOptions,
-    draft: &Draft,
-) -> Result<Written, CliError> {
-    let archive = ArchiveFile::open(&draft.0).map_err(refused)?;
-    let mut documents = load(&archive, Some(tag)).map_err(refused)?;
-    if let Some(key) = &options.sign {
-        let text = signature(key, &documents)?;
-        let signature = Signature::of(&documents.artifact, text);
-        documents.add_signature(signature).map_err(refused)?;
-    }
-    let mut new_bytes = 0;
-    let shown = match target {
-        Target::File(path, _) => {
-            let whole = Draft::beside(path);
-            let file = File::create(&whole.0)
-                .with_context(|| format!("cannot write {}", whole.0.display()))?;
-            let mut writer =
-                StreamWriter::begin(io::BufWriter::new(file), &documents, name).map_err(refused)?;
-            for pack in &documents.artifact.packs {
-                let content = archive.pack(pack).map_err(refused)?;
-                writer.pack(pack, content).map_err(refused)?;
-                new_bytes += pack.size;
-            }
-            writer.finish().map_err(refused)?;
-            std::fs::rename(&whole.0, path)
-                .with_context(|| format!("cannot write {}", path.display()))?;
-            path
-        }
-        Target::Folder(path, _) => {
-            let shelf = Folder::create(path).map_err(refused)?;
-            for (digest, bytes) in documents.blobs() {
-                let blob = Descriptor::new("", digest, bytes.len() as u64);
-                put(&shelf, &blob, &mut bytes.as_slice())?;
-            }
-            for pack in &documents.artifact.packs {
-                if !shelf.has(pack).map_err(refused)? {
-                    let mut content = archive.pack(pack).map_err(refused)?;
-                    put(&shelf, pack, content.as_mut())?;
-                    new_bytes += pack.size;
-                }
-            }
-            shelf.publish(name, &documents).map_err(refused)?;
-            path
-        }
-    };
-    Ok(Written {
-        tag: tag.to_owned(),
-        target: shown.display().to_string(),
-        digest: documents.artifact.digest.to_string(),
-        bytes: documents.artifact.packs.iter().map(|pack| pack.size).sum(),
-        new_bytes,
-        signed: options.sign.is_some(),
-    })
+/// Everything that is left to do with a draft.
+struct Finish {
+    tag: String,
+    name: String,
+    target: Target,
+    shelf: Option<Arc<dyn Shelf + Send + Sync>>,
+    sign: Option<PathBuf>,
 }
 
-fn put(shelf: &dyn Shelf, blob: &Descriptor, content: &mut dyn Read) -> Result<(), CliError> {
+impl Finish {
+    /// Checks the draft, signs it, and puts it in its place.
+    fn run(&self, draft: &Draft) -> Result<Written, CliError> {
+        let archive = ArchiveFile::open(&draft.0).map_err(refused)?;
+        let mut documents = load(&archive, Some(&self.tag)).map_err(refused)?;
+        if let Some(key) = &self.sign {
+            let text = signature(key, &documents)?;
+            let signature = Signature::of(&documents.artifact, text);
+            documents.add_signature(signature).map_err(refused)?;
+        }
+        let new_bytes = match (&self.shelf, &self.target) {
+            (Some(shelf), _) => self.place(shelf.as_ref(), &archive, &documents)?,
+            (None, Target::File(path, _)) => self.write(path, &archive, &documents)?,
+            (None, target) => {
+                let whole = Draft::beside(&target.draft()?);
+                let bytes = self.write(&whole.0, &archive, &documents)?;
+                target.upload(&whole.0).map_err(refused)?;
+                bytes
+            }
+        };
+        Ok(Written {
+            tag: self.tag.clone(),
+            target: self.target.to_string(),
+            digest: documents.artifact.digest.to_string(),
+            bytes: documents.artifact.packs.iter().map(|pack| pack.size).sum(),
+            new_bytes,
+            signed: self.sign.is_some(),
+        })
+    }
+
+    /// Writes the artifact as one file.
+    fn write(
+        &self,
+        path: &Path,
+        archive: &ArchiveFile,
+        documents: &Documents,
+    ) -> Result<u64, CliError> {
+        let whole = Draft::beside(path);
+        let file = File::create(&whole.0)
+            .with_context(|| format!("cannot write {}", whole.0.display()))?;
+        let mut writer = StreamWriter::begin(io::BufWriter::new(file), documents, &self.name)
+            .map_err(refused)?;
+        let mut bytes = 0;
+        for pack in &documents.artifact.packs {
+            let content = archive.pack(pack).map_err(refused)?;
+            writer.pack(pack, content).map_err(refused)?;
+            bytes += pack.size;
+        }
+        writer.finish().map_err(refused)?;
+        std::fs::rename(&whole.0, path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(bytes)
+    }
+
+    /// Writes the blobs that the target does not have, then the name.
+    fn place(
+        &self,
+        shelf: &dyn Shelf,
+        archive: &ArchiveFile,
+        documents: &Documents,
+    ) -> Result<u64, CliError> {
+        for (digest, bytes) in documents.blobs() {
+            let blob = Descriptor::new("", digest, bytes.len() as u64);
+            put(shelf, &blob, &|| {
+                Ok(Box::new(io::Cursor::new(bytes.clone())))
+            })?;
+        }
+        let mut sent = 0;
+        for pack in &documents.artifact.packs {
+            sent += put(shelf, pack, &|| {
+                archive.pack(pack).map_err(io::Error::other)
+            })?;
+        }
+        shelf.publish(&self.name, documents).map_err(refused)?;
+        Ok(sent)
+    }
+}
+
+/// Writes a blob unless it is there. Answers how many bytes were sent.
+fn put(shelf: &dyn Shelf, blob: &Descriptor, content: Content<'_>) -> Result<u64, CliError> {
     if shelf.has(blob).map_err(refused)? {
-        return Ok(());
+        return Ok(0);
     }
     shelf.put(blob, content).map_err(refused)
 }
@@ -268,8 +288,8 @@ fn signature(key: &Path, documents: &Documents) -> anyhow::Result<Vec<u8>> {
 /// Runs `forkd unpack` and `forkd pull`.
 pub fn unpack(args: &UnpackArgs, ui: &Ui) -> CliResult {
     let target = Target::parse(&args.source, |path| !path.is_dir())?;
-    let (place, name) = target.open().map_err(refused)?;
-    let documents = load(place.as_ref(), name).map_err(refused)?;
+    let place = target.place().map_err(refused)?;
+    let documents = load(place.as_ref(), target.name()).map_err(refused)?;
     check_signer(args, &documents, ui)?;
     let client = connect(&args.daemon)?;
     let memory = match args.memory {
@@ -298,17 +318,35 @@ pub fn unpack(args: &UnpackArgs, ui: &Ui) -> CliResult {
             .filter(|pack| plan.packs.contains(&pack.digest.to_string()))
             .cloned()
             .collect();
-        tokio::task::spawn_blocking(move || {
+        let sent = tokio::task::spawn_blocking(move || {
             let out = io::BufWriter::with_capacity(256 << 10, ToBody(sender.clone()));
-            if let Err(error) = send(out, &documents, &needed, place.as_ref()) {
-                // A stream without its end is refused by the daemon.
-                let _ = sender.blocking_send(Err(io::Error::other(error)));
+            match send(out, &documents, &needed, place.as_ref()) {
+                Ok(()) => Ok((place, needed)),
+                Err(error) => {
+                    // A stream without its end is refused by the daemon.
+                    let _ = sender.blocking_send(Err(io::ErrorKind::BrokenPipe.into()));
+                    Err(error)
+                }
             }
         });
         let content = futures::stream::unfold(receiver, |mut receiver| async move {
             Some((receiver.recv().await?, receiver))
         });
-        let made = client.unpack(tag, memory, content).await.map_err(failed)?;
+        let made = client.unpack(tag, memory, content).await;
+        let sent = sent.await.map_err(|error| anyhow!(error))?;
+        let made = match (made, sent) {
+            (Ok(made), sent) => {
+                if let Ok((place, packs)) = sent {
+                    place.arrived(&packs);
+                }
+                made
+            }
+            // The daemon refuses what breaks off; the reason is here.
+            (Err(_), Err(error @ (HubError::Remote(_) | HubError::Digest { .. }))) => {
+                return Err(refused(error));
+            }
+            (Err(error), _) => return Err(failed(error)),
+        };
         super::branch::show(&made, args.json, ui)?;
         Ok(Exit::OK)
     })
@@ -406,28 +444,5 @@ impl<'a> Progress<'a> {
             self.ui
                 .aside(format_args!("{} {done:.0} of {total:.0} MiB", self.verb));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_are_told_apart() {
-        let parse = |text: &str| Target::parse(text, |path| path.extension().is_some());
-        let folder =
-            |path: &str, name: Option<&str>| Target::Folder(path.into(), name.map(str::to_owned));
-        assert_eq!(parse("/srv/hub").unwrap(), folder("/srv/hub", None));
-        assert_eq!(parse("oci:/x:py").unwrap(), folder("/x", Some("py")));
-        assert_eq!(
-            parse("oci-archive:a.forkd").unwrap(),
-            Target::File("a.forkd".into(), None)
-        );
-        assert_eq!(
-            parse("a.forkd").unwrap(),
-            Target::File("a.forkd".into(), None)
-        );
-        assert!(parse("s3://bucket/x").is_err());
     }
 }

@@ -2,8 +2,8 @@
 
 use forkd_guest_proto::{
     ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
-    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ResetReport, ServiceInfo,
-    ServiceStart, SettleReport, SettleRequest, ShutdownRequest, ThawReport,
+    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ResetReport,
+    ServiceInfo, ServiceStart, SettleReport, SettleRequest, ShutdownRequest, ThawReport,
 };
 
 use crate::{Calls, Error};

@@ -347,6 +347,7 @@ async fn expanded(machine: &Machine, path: &str) -> Result<Vec<String>, Error> {
                     path: path.clone(),
                     depth: 1,
                     limit: None,
+                    attributes: None,
                 })
                 .await
                 .map_err(Error::agent(format!("{path} cannot be listed")))?;

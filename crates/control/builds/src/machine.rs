@@ -19,7 +19,7 @@ use forkd_sandboxes::host_limits::HostLimits;
 use forkd_sandboxes::ops::branch::{Branch, branch};
 use forkd_sandboxes::ops::spawn::{CreateRequest, ready, start};
 use forkd_sandboxes::sandbox::{Ask, Changes, CutMode, NetworkChange, SandboxHandle};
-use forkd_sandboxes::state::OnExpiry;
+use forkd_sandboxes::state::{OnExpiry, PortsRecord};
 use forkd_types::{Policy, Tag};
 use tokio::sync::oneshot;
 
@@ -75,6 +75,8 @@ impl Machine {
             labels: BTreeMap::from([(LABEL.to_owned(), label.to_owned())]),
             env: BTreeMap::new(),
             metadata: BTreeMap::new(),
+            ports: PortsRecord::default(),
+            per_child_netns: false,
             workspace: None,
             id: None,
         };

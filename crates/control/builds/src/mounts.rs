@@ -237,6 +237,7 @@ impl Mounted {
             path: place.to_owned(),
             mode: Some(mount.mode.unwrap_or(0o755)),
             owner: Some(owner),
+            attributes: None,
         };
         let set = machine.calls().await?.set_attr(request).await;
         set.map_err(Error::agent("a cache mount could not be prepared"))

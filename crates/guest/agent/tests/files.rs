@@ -5,6 +5,7 @@ mod common;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use common::{TestAgent, sh};
+use forkd_agent_client::Calls;
 use forkd_guest_proto::{
     Attributes, DialRequest, ErrorCode, FileKind, ListRequest, MkdirRequest, ReadRequest,
     RemoveRequest, RenameRequest, SetAttrRequest, StatRequest, WatchChange, WatchRequest,

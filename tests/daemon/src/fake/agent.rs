@@ -19,8 +19,8 @@ use forkd_guest_proto::{
 use forkd_vmm_proto::StopCause;
 use serde::Serialize;
 
-use super::dial;
 use super::archive;
+use super::dial;
 use super::faults::{Fault, Step};
 use super::guest::Guest;
 use super::shell::{self, Program};

@@ -12,8 +12,8 @@
 //! source knew at the instant of the cut.
 
 mod agent;
-mod dial;
 mod archive;
+mod dial;
 mod faults;
 mod guest;
 mod memory;

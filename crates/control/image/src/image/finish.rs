@@ -146,6 +146,7 @@ fn environment(recipe: &Recipe, of_source: &BTreeMap<String, String>) -> String 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recipe::Folder;
     use crate::root::ImageSource;
 
     fn root(tree: Tree) -> Root {
@@ -223,7 +224,7 @@ mod tests {
         let text = "schema = 1\nname = \"x\"\ndisk_mib = 256\nmemory_mib = 128\nvcpus = 1\n\
             [base]\ndebian = \"trixie\"\n[env]\nPATH = \"/bin\"\n\
             [[files]]\npath = \"/etc/hostname\"\ncontent = \"mine\"\nmode = 0o600\n";
-        let recipe = Recipe::parse(text, std::path::Path::new("r")).unwrap();
+        let recipe = Recipe::parse(text, std::path::Path::new("r"), &Folder::BuiltIn(&[])).unwrap();
         let tree = Tree::default();
         let mut root = root(tree);
         finish(&mut root, &recipe).unwrap();

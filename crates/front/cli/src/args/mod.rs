@@ -16,8 +16,8 @@ mod man;
 mod mcp;
 mod network;
 mod node;
-mod ports;
 mod parent;
+mod ports;
 mod quickstart;
 mod sandbox;
 mod snapshot;
@@ -41,8 +41,8 @@ pub use man::ManArgs;
 pub use mcp::{McpArgs, McpClient, McpCommand, McpInstallArgs, ToolArgs};
 pub use network::{NetArgs, NetCommand, NetworkArgs, joined};
 pub use node::{GatewayArgs, NodeArgs, NodeCommand};
-pub use ports::{ForwardArgs, PortsArgs, PublishArgs};
 pub use parent::{ParentArgs, ParentCommand};
+pub use ports::{ForwardArgs, PortsArgs, PublishArgs};
 pub use quickstart::QuickstartArgs;
 pub use sandbox::{
     BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LimitsArgs, LogsArgs, LsArgs,

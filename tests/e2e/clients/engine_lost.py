@@ -86,7 +86,9 @@ def main():
         assert before, "no engine runs"
         for engine in before:
             os.kill(engine, signal.SIGKILL)
-        assert wait_for(box, "/tmp/result") == "ECONNRESET"
+        # The agent aborts the connection; a segment that met the new engine would be reset.
+        result = wait_for(box, "/tmp/result")
+        assert result in ("ECONNABORTED", "ECONNRESET"), result
         again = f"import socket\nsocket.create_connection(('{address}', {port}), timeout=60)\nprint('open')"
         start = time.monotonic()
         while not ask("GET", f"/v1/sandboxes/{box}/network")["attached"]:

@@ -468,7 +468,9 @@ def survives_the_engine(daemon):
         time.sleep(0.01)
     print(f"attached again after {time.monotonic() - start:.3f} s")
     assert daemon.engine() != [engine]
-    assert box.wait_for("/tmp/result") == "ECONNRESET"
+    # The agent aborts the connection; a segment that met the new engine would be reset.
+    result = box.wait_for("/tmp/result")
+    assert result in ("ECONNABORTED", "ECONNRESET"), result
     assert box.python(f"print(echo({WORLD!r}, {ECHO}, b'again').decode())") == "again"
 
 

@@ -14,6 +14,8 @@ const MAX_WAITING: usize = 64;
 pub struct FrameOut {
     socket: OwnedFd,
     waiting: VecDeque<Vec<u8>>,
+    /// The buffer of the last frame, for the next one of a TCP flow.
+    spare: Vec<u8>,
     pub sent: u64,
     pub dropped: u64,
 }
@@ -23,6 +25,7 @@ impl FrameOut {
         Self {
             socket,
             waiting: VecDeque::new(),
+            spare: Vec::new(),
             sent: 0,
             dropped: 0,
         }
@@ -33,8 +36,21 @@ impl FrameOut {
         self.waiting.is_empty()
     }
 
+    /// A buffer of this length. It may hold bytes of an earlier frame to the same guest, so the caller fills all of it.
+    pub fn buffer(&mut self, len: usize) -> Vec<u8> {
+        let mut buffer = std::mem::take(&mut self.spare);
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    /// Gives memory back that only a flow needs.
+    pub fn shrink(&mut self) {
+        self.spare = Vec::new();
+    }
+
     pub fn send(&mut self, frame: Vec<u8>) {
         if self.waiting.is_empty() && self.try_send(&frame) {
+            self.spare = frame;
             return;
         }
         if self.waiting.len() < MAX_WAITING {

@@ -489,6 +489,9 @@ impl Sandbox {
             }
             Slot::Tcp(flow) => {
                 self.tcp_flows -= 1;
+                if self.tcp_flows == 0 {
+                    self.out.shrink();
+                }
                 (flow.record(cx.now), Some(flow.key))
             }
             Slot::Udp(flow) => {

@@ -270,7 +270,8 @@ impl smoltcp::phy::RxToken for Received<'_> {
 
 impl smoltcp::phy::TxToken for Sending<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let mut frame = wire::ipv4_frame(self.mac, len);
+        let mut frame = self.out.buffer(wire::HEADERS + len);
+        wire::address_ipv4(&mut frame, self.mac);
         let (_, packet) = frame.split_at_mut(wire::HEADERS);
         let result = f(packet);
         wire::finish(&mut frame, self.mss);

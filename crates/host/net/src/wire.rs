@@ -17,11 +17,11 @@ pub const MAX_FRAME: usize = VNET + 65535 + 18;
 /// The hardware address of the gateway.
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x66, 0x6b, 0x64, 0x00, 0x01];
 /// The address of the gateway.
-pub const GATEWAY: Ipv4Addr = address(forkd_net_proto::GATEWAY_ADDRESS);
+pub const GATEWAY: Ipv4Addr = ipv4_address(forkd_net_proto::GATEWAY_ADDRESS);
 /// The address of every guest.
-pub const GUEST: Ipv4Addr = address(forkd_net_proto::GUEST_ADDRESS);
+pub const GUEST: Ipv4Addr = ipv4_address(forkd_net_proto::GUEST_ADDRESS);
 
-const fn address([a, b, c, d]: [u8; 4]) -> Ipv4Addr {
+const fn ipv4_address([a, b, c, d]: [u8; 4]) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d)
 }
 
@@ -195,6 +195,19 @@ pub fn raise_mss(packet: &mut [u8]) -> u16 {
 /// A frame for the guest with room for a packet; [`finish`] completes it.
 pub fn frame(to: [u8; 6], kind: [u8; 2], len: usize) -> Vec<u8> {
     let mut frame = vec![0; HEADERS + len];
+    address(&mut frame, to, kind);
+    frame
+}
+
+/// Writes the headers before an IPv4 packet into a buffer that had another frame.
+pub fn address_ipv4(frame: &mut [u8], to: [u8; 6]) {
+    address(frame, to, ETHERTYPE_IPV4);
+}
+
+fn address(frame: &mut [u8], to: [u8; 6], kind: [u8; 2]) {
+    if let Some(vnet) = frame.get_mut(..VNET) {
+        vnet.fill(0);
+    }
     let parts = [&to[..], &GATEWAY_MAC[..], &kind[..]];
     let mut at = VNET;
     for part in parts {
@@ -203,7 +216,6 @@ pub fn frame(to: [u8; 6], kind: [u8; 2], len: usize) -> Vec<u8> {
         }
         at += part.len();
     }
-    frame
 }
 
 /// A frame for an IPv4 packet.

@@ -3,7 +3,7 @@
 //! The program sends [`Job`]s; the worker answers with [`Report`]s. Everything that runs for one sandbox runs inside
 //! [`guarded`]: a panic there ends the network of that sandbox and nothing else.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -96,6 +96,8 @@ pub struct Worker {
     notify: Arc<OwnedFd>,
     served: Vec<Option<Served>>,
     places: HashMap<SandboxId, u32>,
+    /// Sandboxes with work or timers: an idle one costs a turn nothing.
+    active: BTreeSet<u32>,
     /// Counters of sandboxes that ended.
     past: NetCounters,
     /// Bytes that sandboxes had sent when the engine failed on them: a failure must not renew a limit.
@@ -135,6 +137,7 @@ impl Worker {
             notify,
             served: Vec::new(),
             places: HashMap::new(),
+            active: BTreeSet::new(),
             past: NetCounters::default(),
             spent: HashMap::new(),
             tables: HostTables::open()?,
@@ -187,9 +190,10 @@ impl Worker {
     }
 
     fn timeout(&self, now: Instant) -> Option<Timespec> {
-        let served = self.served.iter().flatten();
+        let active = self.active.iter();
+        let active = active.filter_map(|place| self.served.get(*place as usize)?.as_ref());
         let mut wait = None;
-        for Served { sandbox, busy, .. } in served {
+        for Served { sandbox, busy, .. } in active {
             if *busy {
                 wait = Some(Duration::ZERO);
                 break;
@@ -217,11 +221,11 @@ impl Worker {
     fn go_on(&mut self, now: Instant) {
         let due =
             |served: &Served| served.busy || served.sandbox.wakes_at().is_some_and(|at| at <= now);
-        for place in 0..self.served.len() {
-            if let Some(Some(served)) = self.served.get(place)
+        for place in self.active.clone() {
+            if let Some(Some(served)) = self.served.get(place as usize)
                 && due(served)
             {
-                self.guarded(place as u32, now, |sandbox, cx| sandbox.go_on(cx));
+                self.guarded(place, now, |sandbox, cx| sandbox.go_on(cx));
             }
         }
     }
@@ -231,11 +235,11 @@ impl Worker {
             return;
         }
         self.ticked = now;
-        for place in 0..self.served.len() {
-            let due =
-                |served: &Option<Served>| served.as_ref().is_some_and(|s| s.sandbox.has_timers());
-            if self.served.get(place).is_some_and(due) {
-                self.guarded(place as u32, now, |sandbox, cx| sandbox.tick(cx));
+        for place in self.active.clone() {
+            if let Some(Some(served)) = self.served.get(place as usize)
+                && served.sandbox.has_timers()
+            {
+                self.guarded(place, now, |sandbox, cx| sandbox.tick(cx));
             }
         }
     }
@@ -274,9 +278,13 @@ impl Worker {
         match after {
             Ok(After::Waiting) => served.busy = false,
             Ok(After::Busy) => served.busy = true,
-            Ok(After::Closed) => self.end(place, Some(EndCause::Closed)),
-            Err(_) => self.end(place, Some(EndCause::Failed)),
+            Ok(After::Closed) => return self.end(place, Some(EndCause::Closed)),
+            Err(_) => return self.end(place, Some(EndCause::Failed)),
         }
+        match served.busy || served.sandbox.has_timers() {
+            true => self.active.insert(place),
+            false => self.active.remove(&place),
+        };
     }
 
     fn end(&mut self, place: u32, why: Option<EndCause>) {
@@ -284,6 +292,7 @@ impl Worker {
             return;
         };
         self.past.add(&served.sandbox.counters());
+        self.active.remove(&place);
         self.places.remove(&served.id);
         if why == Some(EndCause::Failed) && self.spent.len() < MAX_SPENT {
             self.spent.insert(served.id.clone(), served.sandbox.spent());

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
 use forkd_api::{
-    CreateSandboxes, ErrorCode, EventKind, ForkRequest, NetworkPolicy, NetworkRequest,
-    UpdateNetwork, UpdateSandbox,
+    CreateSandboxes, ErrorCode, EventKind, ForkRequest, NetworkLimits, NetworkPolicy,
+    NetworkRequest, UpdateNetwork, UpdateSandbox,
 };
 use forkd_daemon_tests::fake::{Fault, Step};
 use forkd_daemon_tests::{Daemon, Options, Sandbox, until};
@@ -279,6 +279,10 @@ async fn the_operator_denies_more_than_any_policy_allows() {
     let status = daemon.client().status().await.unwrap().network.unwrap();
     assert_eq!((status.engine.as_str(), status.sandboxes), ("running", 1));
     assert_eq!(status.floor, [floor]);
+    let walls = status.isolation.unwrap().walls;
+    for wall in ["capabilities", "seccomp"] {
+        assert!(walls.iter().any(|standing| standing == wall), "{walls:?}");
+    }
     daemon.ends_clean().await;
 }
 
@@ -304,6 +308,48 @@ async fn a_host_without_the_engine_has_the_mode_none_only() {
     let status = daemon.client().status().await.unwrap().network.unwrap();
     assert_eq!(status.engine, "missing");
     assert!(daemon.log_tail().contains("forkd-net is not installed"));
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn limits_change_live_and_are_kept() {
+    let mut daemon = daemon().await;
+    let server = Server::start();
+    let sandbox = child(&daemon, Some(server.policy())).await;
+    let limits = |connections, egress_mbit| NetworkLimits {
+        connections,
+        egress_mbit,
+        ..NetworkLimits::default()
+    };
+    let edit = |limits| UpdateNetwork {
+        limits,
+        ..UpdateNetwork::default()
+    };
+    let client = daemon.client();
+    assert_eq!(send(&sandbox, "knock", server.port()).await, "open");
+    let one = edit(limits(Some(1), Some(50)));
+    let info = client.edit_network(&sandbox.id, &one).await.unwrap();
+    assert_eq!(info.policy.limits, limits(Some(1), Some(50)));
+    assert_eq!(info.open_flows, 1);
+    // A second connection is over the limit.
+    let other = Server::start();
+    let rule = UpdateNetwork {
+        add: vec![format!("allow host:{}", other.port())],
+        ..UpdateNetwork::default()
+    };
+    client.edit_network(&sandbox.id, &rule).await.unwrap();
+    assert_eq!(send(&sandbox, "knock", other.port()).await, "reset");
+    daemon.restart().await;
+    let client = daemon.client();
+    let sandbox = Sandbox::new(client, &sandbox.id);
+    assert_eq!(send(&sandbox, "knock", other.port()).await, "reset");
+    let more = edit(limits(Some(2), Some(0)));
+    let info = client.edit_network(&sandbox.id, &more).await.unwrap();
+    assert_eq!(info.policy.limits, limits(Some(2), None));
+    assert_eq!(send(&sandbox, "knock", other.port()).await, "open");
+    let none = edit(limits(Some(0), None));
+    let refused = client.edit_network(&sandbox.id, &none).await.unwrap_err();
+    assert_eq!(refused.code(), Some(ErrorCode::PolicyInvalid));
     daemon.ends_clean().await;
 }
 

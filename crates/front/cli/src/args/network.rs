@@ -233,4 +233,16 @@ mod tests {
             Mode::Open
         );
     }
+
+    #[test]
+    fn limits_are_read_by_their_names() {
+        let parse = |text: &str| text.parse::<NetLimit>();
+        let all = ["egress_mbit=5", "connections=7", "egress_mbit=9"];
+        let all: Vec<NetLimit> = all.iter().map(|text| parse(text).unwrap()).collect();
+        let joined = joined(&all);
+        assert_eq!((joined.egress_mbit, joined.connections), (Some(9), Some(7)));
+        for text in ["egress=5", "egress_mbit", "egress_mbit=x", "egress_mbit=-1"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
 }

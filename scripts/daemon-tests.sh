@@ -131,6 +131,7 @@ daemon_cases() {
     daemon_case "daemon: the SDK of E2B" "$python" "$clients/e2b_sdk.py" "$url" "$tag"
     daemon_case "daemon: files, processes and ports" python3 "$clients/routes.py" "$url" "$tag"
     daemon_case "daemon: ports of a guest" python3 "$clients/ports.py" "$bin/forkd" "$url" "$tag"
+    daemon_case "daemon: ports and namespaces" bash "$clients/netns.sh" "$bin/forkd" "$tag"
     daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$work"
     run scripts/unpack-tools.sh
     daemon_case "daemon: a build" python3 "$clients/build.py" "$bin/forkd" "$work" "$cache/tools/usr/bin/umoci" "$interrupts"

@@ -7,7 +7,7 @@ source "$root/scripts/daemon.sh"
 
 export FORKD_MACHINE=${FORKD_MACHINE:-clock-test}
 expected=/var/lib/forkd/expected.json
-operations=(spawn exec eval fork branch checkpoint rollback)
+operations=(spawn exec eval)
 
 at_end '"$bin/forkd" machine stop </dev/null >/dev/null'
 "$bin/forkd" machine start --port 0 --clock instructions </dev/null

@@ -100,4 +100,5 @@ step "tests of the SDKs" scripts/sdk-tests.sh
 step "programs for guests" scripts/build.sh "${programs[@]}"
 step "tests of the packages" scripts/package-tests.sh
 step "tests with real guests" guest_tests || status=$?
+step "times of the main operations" scripts/clock-tests.sh || status=$?
 finish "$status"

@@ -10,6 +10,7 @@ mod children;
 mod count;
 mod daemon;
 mod deadline;
+mod expected;
 mod floor;
 mod fork;
 mod frozen;

@@ -442,7 +442,8 @@ impl Daemon {
     /// Panics if a file stays.
     pub async fn stages_nothing(&self) {
         until("nothing is staged", async || {
-            let staged = std::fs::read_dir(self.data().join("staging")).expect("the staging directory");
+            let staged =
+                std::fs::read_dir(self.data().join("staging")).expect("the staging directory");
             (staged.count() == 0).then_some(())
         })
         .await;

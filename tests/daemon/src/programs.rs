@@ -49,13 +49,7 @@ impl Programs {
     /// # Panics
     ///
     /// Panics when real VMMs are wanted and the environment does not say where the programs are.
-    pub fn new(
-        controller: &str,
-        fake_spawn: &str,
-        fake_vmm: &str,
-        net: &str,
-        image: &str,
-    ) -> Self {
+    pub fn new(controller: &str, fake_spawn: &str, fake_vmm: &str, net: &str, image: &str) -> Self {
         let dir = std::env::var_os(PROGRAMS).map(PathBuf::from);
         let built = |name: &str, fake: &str| match &dir {
             Some(dir) => dir.join(name),

@@ -4,7 +4,9 @@ use std::io;
 
 use bytes::Bytes;
 use forkd_api::routes::fill;
-use forkd_api::{BuildEvent, FetchImage, ImageDetail, ImageInfo, OperationInfo, PrunedImages, routes};
+use forkd_api::{
+    BuildEvent, FetchImage, ImageDetail, ImageInfo, OperationInfo, PrunedImages, routes,
+};
 use futures::{Stream, StreamExt};
 use reqwest::{Body, Method};
 

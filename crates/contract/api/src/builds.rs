@@ -73,7 +73,7 @@ pub enum BuildEvent {
         line: u32,
         /// Number of the stage, from 0.
         stage: usize,
-        /// The instruction.
+        /// The instruction as it was written.
         text: String,
         /// Whether its result was in the cache.
         cached: bool,

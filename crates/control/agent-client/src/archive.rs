@@ -62,7 +62,7 @@ impl Unpacking {
 }
 
 impl Calls {
-    /// Packs files.
+    /// Packs files into a stream.
     pub fn pack(&self, request: PackRequest) -> Result<Packing, Error> {
         Ok(Packing {
             stream: self.open(&Request::Pack(request))?,
@@ -70,14 +70,14 @@ impl Calls {
         })
     }
 
-    /// Unpacks files.
+    /// Unpacks the files of a stream.
     pub fn unpack(&self, request: UnpackRequest) -> Result<Unpacking, Error> {
         Ok(Unpacking {
             stream: self.open(&Request::Unpack(request))?,
         })
     }
 
-    /// Mounts something.
+    /// Mounts something on a path of the guest.
     pub async fn mount(&self, request: MountRequest) -> Result<MountResult, Error> {
         self.call(&Request::Mount(request)).await
     }

@@ -1,4 +1,4 @@
-//! What a stage begins with: an image of this host or of a registry, or nothing.
+//! The state that a stage begins with: an image of this host or of a registry, or nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -15,7 +15,7 @@ pub struct Config {
     pub workdir: Option<String>,
     pub entrypoint: Vec<String>,
     pub cmd: Vec<String>,
-    /// `PORT/PROTOCOL`.
+    /// Ports as `PORT/PROTOCOL`.
     pub ports: BTreeSet<String>,
     pub volumes: BTreeSet<String>,
     pub labels: BTreeMap<String, String>,

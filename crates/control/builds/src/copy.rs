@@ -27,7 +27,7 @@ const PIECES: usize = 4;
 /// Where copied files go.
 #[derive(Debug, Clone)]
 pub struct Destination {
-    /// Absolute.
+    /// An absolute path.
     pub path: String,
     /// Whether sources keep their names below the path.
     pub is_folder: bool,

@@ -180,7 +180,7 @@ impl Machine {
             )))
     }
 
-    /// What a path is; none if there is nothing.
+    /// The attributes of a path; none if there is nothing.
     pub async fn stat(&self, path: &str) -> Result<Option<FileInfo>, Error> {
         use forkd_agent_client::Error as Client;
         use forkd_guest_proto::ErrorCode as Guest;

@@ -13,7 +13,7 @@ pub struct Copy {
     pub from: Option<String>,
     /// `USER[:GROUP]`, names or numbers.
     pub chown: Option<String>,
-    /// Octal permissions.
+    /// Permissions in octal digits.
     pub chmod: Option<String>,
     /// Patterns of files that are left out.
     pub exclude: Vec<String>,
@@ -28,7 +28,7 @@ pub struct Copy {
 pub enum CopySource {
     /// A path or pattern.
     Path(String),
-    /// A here-document.
+    /// The text of a here-document.
     Inline {
         name: String,
         content: String,

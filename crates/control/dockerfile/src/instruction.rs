@@ -51,7 +51,7 @@ pub enum Command {
     Script(String),
 }
 
-/// `HEALTHCHECK`.
+/// The parts of a `HEALTHCHECK`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Healthcheck {
     None,

@@ -8,7 +8,7 @@ use crate::limits;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
     Char(char),
-    /// `?`
+    /// Any one character: `?`.
     One,
     /// `*`: any characters, but no slash in a pattern of paths.
     Many,

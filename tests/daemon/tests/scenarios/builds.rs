@@ -33,12 +33,12 @@ async fn daemon_with(options: Options) -> Daemon {
         let file = std::fs::File::create(path).unwrap();
         file.set_len(size).unwrap();
     }
-    let digest = "0".repeat(64);
+    let digest = format!("b3:{}", "0".repeat(64));
     let record = serde_json::json!({
         "schema": 3, "name": "base", "description": "", "recipe": digest,
         "source": { "kind": "oci", "image": "base", "digest": "sha256:0" },
         "disk": { "size": size, "digest": digest }, "uuid": "", "memory_mib": 64, "vcpus": 1,
-        "env": { "COLOUR": "blue" }, "packages": [], "run": { "user": "app", "cmd": ["old"] },
+        "env": { "COLOUR": "blue" }, "packages": [], "run": { "user": "1234", "cmd": ["old"] },
     });
     std::fs::write(base.join("image.json"), record.to_string()).unwrap();
     daemon.launch().await;
@@ -177,7 +177,7 @@ async fn a_changed_file_reruns_only_what_follows() {
     let image = client.image("built").await.unwrap();
     assert_eq!(image.env["X"], "1");
     assert_eq!(image.env["COLOUR"], "blue");
-    assert_eq!(image.user.as_deref(), Some("app"));
+    assert_eq!(image.user.as_deref(), Some("1234"));
     assert_eq!(image.cmd, ["old"]);
 
     let again = build.run(client).await;
@@ -402,7 +402,7 @@ async fn an_export_has_the_configuration_and_is_read_again() {
     let config = &config.expect("a configuration")["config"];
     assert_eq!(config["Entrypoint"], serde_json::json!(["/a"]));
     assert_eq!(config["Cmd"], serde_json::json!(["x"]));
-    assert_eq!(config["User"], "app");
+    assert_eq!(config["User"], "1234");
     // An OCI archive is what `forkd image pull -` takes.
     let pieces = [Ok(bytes)];
     let operation = client

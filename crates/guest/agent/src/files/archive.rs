@@ -26,7 +26,7 @@ const PIECES: usize = 4;
 const XATTR: &str = "SCHILY.xattr.";
 const MAX_XATTR: usize = 64 << 10;
 
-/// Packs files.
+/// Packs files into the stream of the request.
 pub async fn pack(stream: &Stream, request: PackRequest) -> Result<ArchiveResult, AgentError> {
     let (sender, mut receiver) = mpsc::channel(PIECES);
     let work = tokio::task::spawn_blocking(move || {

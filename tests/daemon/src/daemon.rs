@@ -435,6 +435,19 @@ impl Daemon {
         assert!(report.problems.is_empty(), "{:?}", report.problems);
     }
 
+    /// Waits until no staged file is left. The daemon removes staged files after it has answered.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a file stays.
+    pub async fn stages_nothing(&self) {
+        until("nothing is staged", async || {
+            let staged = std::fs::read_dir(self.data().join("staging")).expect("the staging directory");
+            (staged.count() == 0).then_some(())
+        })
+        .await;
+    }
+
     /// The end of the daemon's log.
     pub fn log_tail(&self) -> String {
         let bytes = std::fs::read(self.log()).unwrap_or_default();

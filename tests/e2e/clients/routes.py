@@ -114,6 +114,20 @@ def ports():
     assert send("GET", BOX + "/proxy/3000/big")[1] == bytes(300000)
 
 
+def wrong_requests():
+    assert refused("DELETE", BOX + "/files?path=/&recursive=true") == (400, "invalid_request")
+    assert refused("DELETE", BOX + "/files?path=/tmp/..") == (400, "invalid_request")
+    assert refused("POST", BOX + "/files/rename", {"from": "/", "to": "/x"}) == (400, "invalid_request")
+    assert refused("POST", BOX + "/processes", {"args": [""]}) == (400, "invalid_request")
+    assert run("ls", "/bin/sh") == "/bin/sh\n"
+
+
+def killed_is_gone():
+    pid = ask("POST", BOX + "/processes", {"args": ["sleep", "4242"]})["pid"]
+    ask("POST", f"{BOX}/processes/{pid}/signal", {"signal": 9})
+    assert [one["running"] for one in ask("GET", BOX + "/processes") if one["pid"] == pid] == [False]
+
+
 def a_key_makes_a_fork_once():
     key = {"idempotency-key": f"routes-{BOX[-8:]}"}
     first, second = (ask("POST", BOX + "/fork", {"n": 1}, headers=key) for _ in range(2))
@@ -140,6 +154,8 @@ case("input comes in parts, and output goes on where it was left", input_in_part
 case("a terminal is resized", terminals)
 case("the sandbox has an environment and metadata", environment)
 case("a server on 127.0.0.1 of the guest is reached through the daemon", ports)
+case("wrong requests are refused and change nothing", wrong_requests)
+case("a process that was killed does not run", killed_is_gone)
 case("a key makes a fork once", a_key_makes_a_fork_once)
 send("DELETE", BOX)
 print(f"{passed} passed, {failed} failed")

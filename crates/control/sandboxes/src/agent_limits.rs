@@ -12,6 +12,8 @@ use forkd_agent_client::{Budget, Deadline};
 const ANSWER: Duration = Duration::from_secs(30);
 /// The start of a program, of a transfer or of a watch. A busy guest may have to read the program from its disk.
 const START: Duration = Duration::from_secs(60);
+/// The end of a process that got `SIGKILL`. Its output is read first, and a client may be slow.
+const ENDING: Duration = Duration::from_secs(5);
 /// A ping of the agent.
 const PING: Duration = Duration::from_secs(5);
 /// A new identity, with its hooks. The agent gives an interpreter two minutes.
@@ -32,6 +34,11 @@ pub fn answer() -> Deadline {
 /// For the start of a program, of a transfer or of a watch.
 pub fn start() -> Deadline {
     Deadline::within(START)
+}
+
+/// For the end of a process that got `SIGKILL`.
+pub fn ending() -> Deadline {
+    Deadline::within(ENDING)
 }
 
 /// For a ping.

@@ -357,7 +357,10 @@ fn agent_code(error: &ClientError) -> ErrorCode {
             | Agent::Permission
             | Agent::NotDirectory
             | Agent::IsDirectory
-            | Agent::NotEmpty => ErrorCode::InvalidRequest,
+            | Agent::NotEmpty
+            | Agent::ExecFailed => ErrorCode::InvalidRequest,
+            Agent::Gone => ErrorCode::ProcessNotFound,
+            Agent::Limit => ErrorCode::LimitReached,
             Agent::Timeout => ErrorCode::Timeout,
             Agent::Unsupported => ErrorCode::Unsupported,
             Agent::Busy => ErrorCode::Busy,

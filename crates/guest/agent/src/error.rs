@@ -15,7 +15,14 @@ pub fn io(what: impl std::fmt::Display, error: &io::Error) -> AgentError {
         io::ErrorKind::IsADirectory => ErrorCode::IsDirectory,
         io::ErrorKind::DirectoryNotEmpty => ErrorCode::NotEmpty,
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
-        io::ErrorKind::InvalidInput => ErrorCode::BadRequest,
+        // Mount points, other file systems, loops of links, names that are too long: the request is wrong, not the guest.
+        io::ErrorKind::InvalidInput
+        | io::ErrorKind::InvalidFilename
+        | io::ErrorKind::ResourceBusy
+        | io::ErrorKind::CrossesDevices
+        | io::ErrorKind::TooManyLinks => ErrorCode::BadRequest,
+        io::ErrorKind::ReadOnlyFilesystem => ErrorCode::Permission,
+        _ if error.raw_os_error() == Some(libc::ELOOP) => ErrorCode::BadRequest,
         _ => ErrorCode::Io,
     };
     AgentError {

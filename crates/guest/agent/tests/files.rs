@@ -249,6 +249,30 @@ async fn directories_and_attributes() {
 }
 
 #[tokio::test]
+async fn the_root_is_neither_removed_nor_renamed() {
+    let agent = TestAgent::start().await;
+    let client = agent.connect().await;
+    // Never recursive: a regression would empty the host that runs this test.
+    for path in ["/", "/tmp/..", "/proc/.."] {
+        let removed = client
+            .remove(RemoveRequest {
+                path: path.into(),
+                ..Default::default()
+            })
+            .await;
+        assert_eq!(removed.unwrap_err().code(), Some(ErrorCode::BadRequest));
+        let renamed = client
+            .rename(RenameRequest {
+                from: path.into(),
+                to: agent.path("root"),
+                no_replace: false,
+            })
+            .await;
+        assert_eq!(renamed.unwrap_err().code(), Some(ErrorCode::BadRequest));
+    }
+}
+
+#[tokio::test]
 async fn a_pipe_does_not_hang_the_reader() {
     let agent = TestAgent::start().await;
     let client = agent.connect().await;

@@ -55,11 +55,7 @@ async fn left_nothing(daemon: &Daemon, tag: &str, what: &str) {
         daemon.client().snapshot(tag).await.is_err(),
         "{what}: half a snapshot"
     );
-    until(&format!("{what}: nothing is staged"), async || {
-        let staged = std::fs::read_dir(daemon.data().join("staging")).unwrap();
-        (staged.count() == 0).then_some(())
-    })
-    .await;
+    daemon.stages_nothing().await;
 }
 
 async fn goes_on(source: &Sandbox, what: &str) {

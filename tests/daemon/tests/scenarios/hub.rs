@@ -28,13 +28,6 @@ async fn empty_daemon() -> Daemon {
     Daemon::with(programs!(), Options::default()).await
 }
 
-/// Names of files and folders in the staging directory.
-fn staged(daemon: &Daemon) -> usize {
-    std::fs::read_dir(daemon.data().join("staging"))
-        .unwrap()
-        .count()
-}
-
 #[tokio::test]
 async fn a_branch_is_packed_here_and_its_child_answers_there() {
     let here = daemon().await;
@@ -43,7 +36,7 @@ async fn a_branch_is_packed_here_and_its_child_answers_there() {
     child.branch("travels", BranchMode::Diff).await.unwrap();
     let bytes = packed(here.client(), "travels").await.unwrap();
     assert_eq!(bytes, packed(here.client(), "travels").await.unwrap());
-    assert_eq!(staged(&here), 0);
+    here.stages_nothing().await;
 
     let there = empty_daemon().await;
     unpacked(there.client(), "arrived", bytes.clone())
@@ -56,7 +49,7 @@ async fn a_branch_is_packed_here_and_its_child_answers_there() {
         .await
         .unwrap_err();
     assert_eq!(again.code(), Some(ErrorCode::AlreadyExists));
-    assert_eq!(staged(&there), 0);
+    there.stages_nothing().await;
 }
 
 #[tokio::test]
@@ -87,7 +80,7 @@ async fn damaged_and_broken_streams_leave_nothing() {
         );
     }
     assert!(there.client().snapshots().await.unwrap().is_empty());
-    assert_eq!(staged(&there), 0);
+    there.stages_nothing().await;
     unpacked(there.client(), "x", bytes).await.unwrap();
     assert_eq!(there.client().snapshots().await.unwrap().len(), 1);
 }

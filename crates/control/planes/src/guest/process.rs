@@ -6,6 +6,8 @@ use forkd_guest_proto as guest;
 use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
 
+const SIGKILL: i32 = 9;
+
 /// The processes that the agent still knows.
 pub async fn known(client: &Client) -> Result<Vec<guest::ProcessInfo>, Error> {
     client
@@ -100,13 +102,19 @@ pub fn no_input() -> impl FnOnce(forkd_agent_client::Error) -> Error {
     Error::agent("the process did not take the input")
 }
 
-/// Sends a signal to a process, and to its group if asked.
+/// Sends a signal to a process and its group. `SIGKILL` returns when the process has ended, so that a list right after
+/// it does not show the process as running.
 pub async fn signal(client: &Client, process: guest::ProcessId, signal: i32) -> Result<(), Error> {
     client
         .by(agent_limits::answer())
         .signal(process, signal, true)
         .await
-        .map_err(Error::agent("the signal could not be sent"))
+        .map_err(Error::agent("the signal could not be sent"))?;
+    if signal == SIGKILL {
+        // The signal was sent. A guest that is too slow to report the end does not turn that into a failure.
+        let _ = client.by(agent_limits::ending()).wait(process).await;
+    }
+    Ok(())
 }
 
 /// Tells a terminal its size.

@@ -100,6 +100,10 @@ pub async fn rename(request: RenameRequest) -> Result<(), AgentError> {
 pub async fn remove(request: RemoveRequest) -> Result<(), AgentError> {
     let path = absolute(&request.path)?;
     blocking(move || {
+        // A recursive removal would empty the guest's disk before the kernel refuses the root itself.
+        if is_root(&path) {
+            return Err(error::bad("the root directory cannot be removed"));
+        }
         let removed = fs::symlink_metadata(&path).and_then(|found| {
             match (found.is_dir(), request.recursive) {
                 (true, true) => fs::remove_dir_all(&path),
@@ -113,6 +117,14 @@ pub async fn remove(request: RemoveRequest) -> Result<(), AgentError> {
         }
     })
     .await
+}
+
+/// The root under any of its names, such as `/tmp/..`.
+fn is_root(path: &Path) -> bool {
+    let (Ok(found), Ok(root)) = (fs::symlink_metadata(path), fs::symlink_metadata("/")) else {
+        return false;
+    };
+    (found.dev(), found.ino()) == (root.dev(), root.ino())
 }
 
 /// Changes permissions or owner.

@@ -109,7 +109,7 @@ daemon_cases() {
     daemon_case "daemon: published clients" "$python" "$clients/pypi.py" "$url" \
         /var/lib/forkd/kernels/vmlinux /var/lib/forkd/images/python-numpy/root.ext4
     daemon_case "daemon: tools for models" "$(clients_python mcp==2.3.0)" "$clients/mcp_tools.py" "$bin/forkd" "$url" "$tag" "$url/mcp"
-    python=$(clients_python e2b==2.63.0)
+    python=$(clients_python e2b==2.63.0 e2b-code-interpreter==2.11.5)
     daemon_case "daemon: the SDK of E2B" "$python" "$clients/e2b_sdk.py" "$url" "$tag"
     daemon_case "daemon: files, processes and ports" python3 "$clients/routes.py" "$url" "$tag"
     daemon_case "daemon: a container image" python3 "$clients/container.py" "$bin/forkd" "$work"

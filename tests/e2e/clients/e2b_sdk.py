@@ -10,11 +10,14 @@ import contextlib
 import os
 import sys
 import traceback
+import urllib.error
+import urllib.request
 
 URL, TAG = sys.argv[1:]
 os.environ.update(E2B_API_KEY="e2b_" + "0" * 40, E2B_API_URL=URL, E2B_SANDBOX_URL=URL)
 
-from e2b import CommandExitException, NotFoundException, Sandbox  # noqa: E402
+from e2b import CommandExitException, NotFoundException, PtySize, Sandbox  # noqa: E402
+from e2b_code_interpreter import Sandbox as Interpreter  # noqa: E402
 
 passed, failed = [], []
 
@@ -76,6 +79,70 @@ def files(box):
             pass
 
 
+    with case("metadata stays with a file"):
+        box.files.write("/tmp/e2b/noted", "x", metadata={"author": "me"})
+        box.files.rename("/tmp/e2b/noted", "/tmp/e2b/moved")
+        assert box.files.get_info("/tmp/e2b/moved").metadata == {"author": "me"}
+        box.files.write("/tmp/e2b/moved", "y")
+        assert box.files.get_info("/tmp/e2b/moved").metadata is None
+    with case("changes in a directory are reported"):
+        watch = box.files.watch_dir("/tmp/e2b")
+        box.files.write("/tmp/e2b/new.txt", "new")
+        seen = [event.name for event in watch.get_new_events()]
+        assert "new.txt" in seen, seen
+        watch.stop()
+    with case("signed URLs read and write"):
+        url = box.download_url("/tmp/e2b/b.bin", use_signature_expiration=600)
+        assert fetch(url) == bytes(range(256))
+        for bad in (url.replace("b.bin", "new.txt"), url + "0"):
+            try:
+                fetch(bad)
+                raise AssertionError("no exception")
+            except urllib.error.HTTPError as error:
+                # The signature alone names the sandbox, so a wrong one finds none.
+                assert error.code in (401, 502), error
+        target = urllib.request.Request(box.upload_url("/tmp/e2b/put.bin"), data=b"put", method="POST")
+        target.add_header("Content-Type", "application/octet-stream")
+        urllib.request.urlopen(target, timeout=60).close()
+        assert box.files.read("/tmp/e2b/put.bin") == "put"
+
+
+def fetch(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read()
+
+
+def terminal(box):
+    with case("a terminal takes input and has a size"):
+        seen = bytearray()
+        handle = box.pty.create(PtySize(rows=30, cols=90))
+        box.pty.send_stdin(handle.pid, b"stty size; echo $((6 * 7)); exit 0\n")
+        ended = handle.wait(on_pty=seen.extend)
+        assert ended.exit_code == 0 and b"30 90" in seen and b"42" in seen, bytes(seen)
+    with case("a terminal is killed"):
+        handle = box.pty.create(PtySize(rows=24, cols=80))
+        assert box.pty.kill(handle.pid)
+
+
+def interpreter(box):
+    box = Interpreter.connect(box.sandbox_id)
+    with case("the interpreter keeps its state"):
+        box.run_code("x = 41", timeout=120, request_timeout=120)
+        ran = box.run_code("print('out')\nx + 1")
+        assert (ran.text, "".join(ran.logs.stdout), ran.error) == ("42", "out\n", None), ran
+        assert box.run_code("import os; os.environ['V']", envs={"V": "of this run"}).text == "of this run"
+    with case("an exception has its name"):
+        error = box.run_code("1 / 0").error
+        assert error and error.name == "ZeroDivisionError", error
+    with case("contexts are apart"):
+        context = box.create_code_context(cwd="/tmp", request_timeout=120)
+        assert box.run_code("import os; os.getcwd()", context=context).text == "/tmp"
+        assert box.run_code("x", context=context).error.name == "NameError"
+        assert context.id in [one.id for one in box.list_code_contexts()]
+        box.remove_code_context(context)
+        assert context.id not in [one.id for one in box.list_code_contexts()]
+
+
 def life(box):
     with case("the sandbox is described"):
         info = box.get_info()
@@ -101,6 +168,8 @@ def main():
     if passed:
         commands(box)
         files(box)
+        terminal(box)
+        interpreter(box)
         life(box)
 
 

@@ -27,6 +27,8 @@ pytest_packages=('pytest>=9' pytest-asyncio pytest-timeout pytest-xdist pytest-d
 export_access() {
     E2B_API_URL=$(url)
     [ -n "$E2B_API_URL" ] || die "no daemon" "set FORKD_URL, or FORKD_MACHINE to a machine that runs"
+    # Names of ports are made of the domain. This one leads nowhere; the default would lead to E2B.
+    export E2B_DOMAIN=e2b.invalid
     export E2B_API_URL E2B_SANDBOX_URL=$E2B_API_URL E2B_API_KEY=e2b_0000000000000000000000000000000000000000
 }
 

@@ -77,8 +77,6 @@ def files(box):
             raise AssertionError("no exception")
         except NotFoundException:
             pass
-
-
     with case("metadata stays with a file"):
         box.files.write("/tmp/e2b/noted", "x", metadata={"author": "me"})
         box.files.rename("/tmp/e2b/noted", "/tmp/e2b/moved")

@@ -22,8 +22,8 @@ BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 # The suites before the parts that need a lab with name resolution, a registry or a proxy.
 CORE = ["files", "commands", "create/connect/lifecycle", "control list/info/kill", "snapshot/pause", "git-in-guest",
         "pty", "fork", "fs-only-pause", "metrics", "egress-block"]
-# Classes whose guests send traffic to hosts of others. They are never run: tests of forkd stay on their host.
-OUTSIDE = ["egress-internet", "egress-mitm+httpbin"]
+# Classes that send traffic to other hosts, or to names of E2B. They are never run: tests of forkd stay on their host.
+OUTSIDE = ["egress-internet", "egress-mitm+httpbin", "inbound-https-host"]
 ABSENT = re.compile(
     r"ImportError|ModuleNotFoundError|AttributeError|unexpected keyword argument|has no attribute"
     r"|is not a function|is not a constructor|fixture '\w+' not found|Cannot read properties of undefined"

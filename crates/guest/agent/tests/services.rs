@@ -125,7 +125,7 @@ async fn a_service_that_ends_early_or_is_late_fails_with_its_output() {
     );
     assert!(refused.message.contains("waiting"), "{refused}");
     // Neither is left: not in the list, and not as a process.
-    assert_eq!(client.services().await.unwrap(), []);
+    assert!(client.services().await.unwrap().is_empty());
     until_no_processes(&client).await;
 }
 

@@ -149,7 +149,11 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         ],
         ("post", routes::IMAGES) => &[IMAGE, &[C::InvalidName]],
         ("post", routes::IMAGES_ARCHIVE) => &[IMAGE, &[C::InvalidName]],
-        ("post", routes::BUILDS) => &[IMAGE, NETWORK, &[C::InvalidName, C::NoSpace, C::TooLarge]],
+        ("post", routes::BUILDS) => &[
+            IMAGE,
+            NETWORK,
+            &[C::InvalidRequest, C::InvalidName, C::NoSpace, C::TooLarge],
+        ],
         ("get", routes::IMAGE_ARCHIVE) => &[
             IMAGE,
             CUT,

@@ -48,6 +48,9 @@ pub(super) fn pack(
             let mut header = tar::Header::new_gnu();
             header.set_size(content.len() as u64);
             header.set_mode(0o644);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
             let name = name.trim_start_matches('/');
             archive
                 .append_data(&mut header, name, content.as_slice())

@@ -34,9 +34,16 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
         tokio::pin!(starting);
         let children = loop {
             tokio::select! {
-                children = &mut starting => break children?,
+                children = &mut starting => match children {
+                    Ok(children) => break children,
+                    Err(error) => {
+                        close(door).await;
+                        return Err(error);
+                    }
+                },
                 exit = stop.asked() => {
                     if stopping {
+                        close(door).await;
                         ui.talk("interrupted again: the daemon deletes the children when their lifetime is over");
                         return Ok(exit);
                     }
@@ -61,13 +68,18 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
                 _ = stop.asked() => {}
             }
         }
-        if let Some(door) = door {
-            door.close().await;
-        }
+        close(door).await;
         end(&client, &children).await;
         reported?;
         Ok(outcome(&children))
     })
+}
+
+/// Closes the door on every way out: it may have added an address to this host.
+async fn close(door: Option<Door>) {
+    if let Some(door) = door {
+        door.close().await;
+    }
 }
 
 fn request(args: &ForkArgs) -> CreateSandboxes {

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use forkd_api::{CreateSandboxes, CreateSnapshot, SandboxInfo, SnapshotInfo};
+use forkd_api::{CreateSandboxes, CreateSnapshot, CreateToken, Role, SandboxInfo, SnapshotInfo};
 use forkd_rest_client::{Client, Error, Target};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -156,6 +156,21 @@ impl Daemon {
     /// A client of another token.
     pub fn client_of(&self, name: &str) -> Client {
         client(self.home.path(), Some(token(name)))
+    }
+
+    /// A client of a new token that allows use and nothing else. The tokens of [`Options`] are those of operators.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the daemon refuses the token.
+    pub async fn user(&self, name: &str) -> Client {
+        let request = CreateToken {
+            name: name.into(),
+            owner: None,
+            role: Role::Use,
+        };
+        let created = self.client.create_token(&request).await;
+        client(self.home.path(), Some(created.expect("a token").token))
     }
 
     /// Faults for the VMMs of this daemon.

@@ -423,11 +423,11 @@ async fn an_export_has_the_configuration_and_is_read_again() {
 #[tokio::test]
 async fn owners_have_their_own_images_and_caches() {
     let options = Options {
-        tokens: vec!["ann".into(), "bob".into()],
+        tokens: vec!["operator".into()],
         ..Options::default()
     };
     let daemon = daemon_with(options).await;
-    let (ann, bob) = (daemon.client_of("ann"), daemon.client_of("bob"));
+    let (ann, bob) = (daemon.user("ann").await, daemon.user("bob").await);
     let build = Build::of("FROM base\nRUN echo a > /a\n");
     assert_eq!(build.run(&ann).await.counts, (1, 0));
     let other = build.clone().change(|request| request.name = "bobs".into());

@@ -126,6 +126,7 @@ impl Engine {
         }
     }
 
+    /// The newest entries of the log.
     pub fn log(&self, id: &str) -> Vec<FlowRecord> {
         match self
             .ask(
@@ -137,9 +138,7 @@ impl Engine {
             )
             .unwrap()
         {
-            NetReply::Log {
-                entries, lost: 0, ..
-            } => entries,
+            NetReply::Log { entries, .. } => entries,
             other => panic!("{other:?}"),
         }
     }

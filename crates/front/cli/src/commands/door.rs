@@ -37,13 +37,16 @@ const ADDRESS: &str = "10.42.0.2/32";
 const LABEL: &str = "lo:forkd";
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 128;
+/// How long a closing door waits for connections that it has accepted. They may be those of another `forkd fork`.
+const FINISH: Duration = Duration::from_secs(10);
 /// How often, and how long, another `forkd fork` is looked for that has just been started.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const LOOK_FOR: Duration = Duration::from_secs(10);
 
-/// A listener for connections to the child of this command. Closed when dropped.
+/// A listener for connections to the child of this command.
 pub struct Door {
     tasks: JoinSet<()>,
+    closing: watch::Sender<bool>,
     child: watch::Sender<Option<String>>,
     local: SocketAddr,
 }
@@ -85,16 +88,18 @@ impl Door {
         };
         let siblings = sibling_listener()?;
         let (child, receiver) = watch::channel(None);
+        let (closing, is_closing) = watch::channel(false);
         let shared = Arc::new(Shared {
             client: client.clone(),
             child: receiver,
             local,
         });
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(Arc::clone(&shared), listener));
-        tasks.spawn(accept_siblings(shared, siblings));
+        tasks.spawn(accept(Arc::clone(&shared), listener, is_closing.clone()));
+        tasks.spawn(accept_siblings(shared, siblings, is_closing));
         Ok(Some(Self {
             tasks,
+            closing,
             child,
             local,
         }))
@@ -105,12 +110,23 @@ impl Door {
         self.child.send_replace(Some(id.to_owned()));
     }
 
-    /// Closes the door. The last one takes the address away that a `forkd fork` has added; the label tells it from an
-    /// address that the host has anyway.
-    pub async fn close(mut self) {
-        self.tasks.shutdown().await;
+    /// Closes the door when the connections that it has accepted are done. The last one takes the address away that a
+    /// `forkd fork` has added; the label tells it from an address that the host has anyway.
+    pub async fn close(self) {
+        let Self {
+            mut tasks,
+            closing,
+            child,
+            local,
+        } = self;
+        closing.send_replace(true);
+        // Connections to a child that never started wait no longer.
+        drop(child);
+        let finished = async { while tasks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(FINISH, finished).await;
+        tasks.shutdown().await;
         let is_root = rustix::process::geteuid().is_root();
-        if self.local == DEFAULT && is_root && !client_process::is_listened(DEFAULT) {
+        if local == DEFAULT && is_root && !client_process::is_listened(DEFAULT) {
             let _ = ip(&["address", "flush", "dev", "lo", "label", LABEL]).await;
         }
     }
@@ -153,10 +169,17 @@ fn sibling_listener() -> std::io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+/// Accepts connections until the door closes. Those that the kernel has already given to this listener are served, too:
+/// closing the listener would reset them.
+async fn accept(shared: Arc<Shared>, listener: TcpListener, mut closing: watch::Receiver<bool>) {
     let mut open = JoinSet::new();
     loop {
-        let Ok((stream, peer)) = listener.accept().await else {
+        let accepted = tokio::select! {
+            biased;
+            accepted = listener.accept() => accepted,
+            () = closed(&mut closing) => break,
+        };
+        let Ok((stream, peer)) = accepted else {
             continue;
         };
         let shared = Arc::clone(&shared);
@@ -170,14 +193,31 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
         });
         while open.try_join_next().is_some() {}
     }
+    drop(listener);
+    while open.join_next().await.is_some() {}
+}
+
+/// Waits until the door closes.
+async fn closed(closing: &mut watch::Receiver<bool>) {
+    // A door that is gone without a word is closed, too.
+    let _ = closing.wait_for(|closing| *closing).await;
 }
 
 /// Accepts connections that another `forkd fork` of the same user passes on.
-async fn accept_siblings(shared: Arc<Shared>, listener: UnixListener) {
+async fn accept_siblings(
+    shared: Arc<Shared>,
+    listener: UnixListener,
+    mut closing: watch::Receiver<bool>,
+) {
     let own = rustix::process::geteuid().as_raw();
     let mut open = JoinSet::new();
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let accepted = tokio::select! {
+            biased;
+            accepted = listener.accept() => accepted,
+            () = closed(&mut closing) => break,
+        };
+        let Ok((stream, _)) = accepted else {
             continue;
         };
         if !stream.peer_cred().is_ok_and(|peer| peer.uid() == own) {
@@ -187,6 +227,8 @@ async fn accept_siblings(shared: Arc<Shared>, listener: UnixListener) {
         open.spawn(async move { shared.serve(stream).await });
         while open.try_join_next().is_some() {}
     }
+    drop(listener);
+    while open.join_next().await.is_some() {}
 }
 
 /// Passes a connection on to another `forkd fork`, which may just have been started.

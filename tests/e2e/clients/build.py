@@ -39,7 +39,7 @@ RUN mkdir -p /out/deep && echo tool >/out/deep/tool && ln -s tool /out/deep/link
 FROM ${BASE}
 ENV GREETING="hello there" PLACE=/srv/work
 WORKDIR $PLACE
-COPY --chown=app:app --chmod=640 src/ ./src/
+COPY --chown=app:app --chmod=750 src/ ./src/
 COPY --from=tools /out/ /script ./tools/
 COPY <<conf /etc/app.conf
 place = $PLACE
@@ -112,7 +112,7 @@ def a_dockerfile_becomes_an_image():
     done = forkd("run", "built", "--", "sh", "-c", line)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["1234", "/srv/work", "hello there"], done
-    assert lines[3:8] == ["made by a script, level 9", "again", "place = /srv/work", "tool", "640 app"], done
+    assert lines[3:8] == ["made by a script, level 9", "again", "place = /srv/work", "tool", "750 app"], done
     assert ".forkd-build" not in lines and "cache" not in lines and "seen" not in lines, done
     assert lines[-2:] == ["one", "two"], "ignored files are not copied: " + repr(lines)
     shown = json.loads(forkd("image", "inspect", "built", "--json").stdout)

@@ -167,11 +167,12 @@ expect 1 'first token must have the role admin' token create cli-user --role use
 expect 0 '^NAME +OWNER +ROLE' token ls
 expect 1 'no token cli-user' token revoke cli-user
 expect 0 '^NAME +STATE +LOAD' node ls
+expect 1 'there is no image cli-none' export cli-none oci-archive:"$work/none.tar"
 expect 0 'nothing to remove|WHAT' cleanup
 expect 0 'fail=0' doctor
 
-# Those that speak to no daemon are tested elsewhere.
-used+='bench completions gateway machine man where '
+# Those that speak to no daemon are tested elsewhere; ports, forward and build have tests of their own.
+used+='bench build completions forward gateway machine man parent ports where '
 "$forkd" --help | sed -n '/^Commands:$/,/^$/s/^  \([a-z-]*\) .*/\1/p' >"$work/names"
 while read -r name; do
     case $used in

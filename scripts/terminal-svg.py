@@ -3,7 +3,7 @@
 
     terminal-svg.py TITLE <output >picture.svg
 
-The text is drawn as it is: the pictures in docs/recipes show real output.
+The text is drawn as it is.
 """
 
 import html

@@ -19,7 +19,11 @@ pub fn file(data: &[u8]) {
         }
     };
     assert!(file.stages.len() <= limits::STAGES);
-    let value = |name: &str| (name.len() % 2 == 0).then(|| format!("{name}.{name}"));
+    let value = |name: &str| {
+        name.len()
+            .is_multiple_of(2)
+            .then(|| format!("{name}.{name}"))
+    };
     for stage in &file.stages {
         for instruction in &stage.instructions {
             if let Err(error) = instruction.expanded(file.escape, &value) {

@@ -7,7 +7,7 @@ use forkd_sandboxes::error::Error;
 /// Why a build failed, and where.
 #[derive(Debug)]
 pub struct BuildError {
-    pub error: Error,
+    pub error: Box<Error>,
     /// Line in the Dockerfile.
     pub line: Option<u32>,
     /// The sandbox in which the step failed, if it was kept.
@@ -18,7 +18,7 @@ pub struct BuildError {
 impl From<Error> for BuildError {
     fn from(error: Error) -> Self {
         Self {
-            error,
+            error: Box::new(error),
             line: None,
             sandbox: None,
             exit_code: None,

@@ -91,7 +91,7 @@ impl Builder<'_> {
         if no_network {
             machine.set_network(Policy::none()).await?;
         }
-        let all = state.args.iter().map(|(name, value)| (name, value));
+        let all = state.args.iter();
         let all = all.chain(state.config.env.iter().map(|(name, value)| (name, value)));
         let all = all.chain(mounted.env.iter().map(|(name, value)| (name, value)));
         let request = ExecRequest {
@@ -191,10 +191,10 @@ fn not_run(error: Error, line: u32) -> BuildError {
 }
 
 fn needs_folder(sources: &[copy::Source]) -> bool {
-    match sources {
-        [copy::Source::File { .. } | copy::Source::Inline { .. }] => false,
-        _ => true,
-    }
+    !matches!(
+        sources,
+        [copy::Source::File { .. } | copy::Source::Inline { .. }]
+    )
 }
 
 async fn destination(

@@ -229,7 +229,7 @@ impl Machine {
 
     async fn update(&self, changes: Changes) -> Result<(), Error> {
         let (sender, done) = oneshot::channel();
-        self.sandbox.ask(Ask::Update(changes, sender))?;
+        self.sandbox.ask(Ask::Update(Box::new(changes), sender))?;
         done.await.map_err(|_| self.sandbox.not_running())??;
         Ok(())
     }

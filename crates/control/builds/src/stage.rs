@@ -10,6 +10,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use forkd_api::{BuildEvent, ErrorCode};
@@ -81,6 +82,8 @@ impl State {
     }
 }
 
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// A step that changes files.
 pub enum Step {
     Run(RunStep),
@@ -90,7 +93,7 @@ pub enum Step {
     },
     Stage {
         copy: Copy,
-        from: Base,
+        from: Box<Base>,
     },
     /// Only folders of `WORKDIR`.
     Folders,
@@ -188,11 +191,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The result of a stage, and the number of steps that led to it.
-    fn stage(
-        &mut self,
-        index: usize,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<(Base, usize), BuildError>> + Send + '_>>
-    {
+    fn stage(&mut self, index: usize) -> BoxFuture<'_, Result<(Base, usize), BuildError>> {
         // Boxed: a stage may need another one.
         Box::pin(async move {
             if let Some(Some(done)) = self.results.get(index) {
@@ -428,8 +427,16 @@ impl<'a> Builder<'a> {
         let from = self.source(state, &from).await?;
         let paths: Vec<&CopySource> = copy.sources.iter().collect();
         let key = json!(["copy", about, from.key.hex(), format!("{paths:?}")]);
-        self.step(state, instruction, key, Step::Stage { copy, from })
-            .await
+        self.step(
+            state,
+            instruction,
+            key,
+            Step::Stage {
+                copy,
+                from: Box::new(from),
+            },
+        )
+        .await
     }
 
     /// Finds the result of a step in the cache, or carries it out and keeps its result.
@@ -504,7 +511,7 @@ impl<'a> Builder<'a> {
                     "`forkd shell {id}` enters the sandbox of the step, `forkd kill {id}` deletes it; it stays for an hour"
                 );
                 let message = format!("{} (sandbox {id})", error.error.chain());
-                error.error = Error::hinted(error.error.code(), message, hint);
+                *error.error = Error::hinted(error.error.code(), message, hint);
                 error.sandbox = Some(id);
             }
             Err(why) => {

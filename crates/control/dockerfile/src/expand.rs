@@ -242,7 +242,11 @@ fn trimmed(
             let pattern = pattern(rest)?;
             let mut ends =
                 cuts().filter(|at| pattern.matches(value.get(..*at).unwrap_or_default()));
-            let end = if longest { ends.last() } else { ends.next() };
+            let end = if longest {
+                ends.next_back()
+            } else {
+                ends.next()
+            };
             Some(value.get(end.unwrap_or(0)..).unwrap_or_default().to_owned())
         }
         Some(b'%') => {
@@ -252,7 +256,7 @@ fn trimmed(
             let start = if longest {
                 starts.next()
             } else {
-                starts.last()
+                starts.next_back()
             };
             let start = start.unwrap_or(value.len());
             Some(value.get(..start).unwrap_or_default().to_owned())

@@ -97,7 +97,7 @@ impl Reader<'_> {
     fn next_logical(&mut self) -> Result<Option<Logical>, ParseError> {
         let mut joined = String::new();
         let mut first = None;
-        while let Some((index, line)) = self.lines.next() {
+        for (index, line) in self.lines.by_ref() {
             let trimmed = line.trim_start();
             // Comments and empty lines may stand between the parts of an instruction.
             if trimmed.is_empty() || trimmed.starts_with('#') {

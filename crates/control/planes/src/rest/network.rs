@@ -85,7 +85,7 @@ async fn change(
         ..Changes::default()
     };
     let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(changes, sender))?;
+    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
     done.await.map_err(|_| sandbox.not_running())??;
     Ok(Json(network::info(app, sandbox).await))
 }

@@ -229,7 +229,7 @@ async fn change(sandbox: &SandboxHandle, change: PortChange) -> Answer<()> {
         ..Changes::default()
     };
     let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(changes, sender))?;
+    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
     done.await.map_err(|_| sandbox.not_running())??;
     Ok(())
 }

@@ -292,7 +292,7 @@ pub async fn update(
         port: None,
     };
     let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(changes, sender))?;
+    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
     let info = done.await.map_err(|_| sandbox.not_running())??;
     Ok(Json(info))
 }

@@ -57,7 +57,7 @@ pub enum Ask {
     /// Make sure that the network engine serves the sandbox with the policy of its record.
     CheckNetwork,
     /// Change what users may set.
-    Update(Changes, oneshot::Sender<Result<SandboxInfo, Error>>),
+    Update(Box<Changes>, oneshot::Sender<Result<SandboxInfo, Error>>),
 }
 
 /// New values for what users may set; `None` leaves a value as it is.
@@ -370,7 +370,7 @@ impl SandboxOwner {
                 }
             }
             Ask::Update(changes, reply) => {
-                let answer = self.update(changes).await;
+                let answer = self.update(*changes).await;
                 let _ = reply.send(answer.map(|()| self.sandbox.info()));
             }
         }

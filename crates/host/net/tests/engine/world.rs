@@ -183,7 +183,10 @@ fn answer(question: &[u8]) -> Message {
     answer
 }
 
-/// Connects and says whether the destination answered, or why not.
+/// The connection was accepted, or the reason of its denial.
+type Verdict = Result<(), Reason>;
+
+/// Connects and waits for the verdict.
 fn reach(
     engine: &Engine,
     guest: &mut Guest,
@@ -214,7 +217,7 @@ fn each_group_of_addresses_has_its_verdict() {
     let denied = |group| Err(Reason::Group(group));
     let address = |text: &str| text.parse().unwrap();
     // A destination, and its verdict under `public` and under `open`.
-    let table: [(Ipv4Addr, u16, Result<(), Reason>, Result<(), Reason>); 11] = [
+    let table: [(Ipv4Addr, u16, Verdict, Verdict); 11] = [
         (PUBLIC, ECHO, Ok(()), Ok(())),
         (
             PUBLIC,

@@ -39,7 +39,7 @@ async fn set_expiry(sandbox: &SandboxHandle, expires: u64) -> Answer<()> {
         ..Changes::default()
     };
     let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(changes, sender))?;
+    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
     done.await.map_err(|_| sandbox.not_running())??;
     Ok(())
 }

@@ -91,7 +91,7 @@ pub async fn update(
         ..Changes::default()
     };
     let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(changes, sender))?;
+    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
     done.await.map_err(|_| sandbox.not_running())??;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -122,6 +122,7 @@ const BY_CODE: Record<string, typeof ApiError> = {
   shutting_down: Busy,
   agent_unreachable: AgentFailed,
   port_closed: NotFound,
+  port_in_use: WrongState,
   network_unavailable: Unsupported,
   agent_failed: AgentFailed,
   timeout: OperationTimeout,

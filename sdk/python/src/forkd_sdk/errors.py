@@ -213,6 +213,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "shutting_down": Busy,
     "agent_unreachable": AgentFailed,
     "port_closed": NotFound,
+    "port_in_use": WrongState,
     "network_unavailable": Unsupported,
     "agent_failed": AgentFailed,
     "timeout": OperationTimeout,

@@ -120,6 +120,7 @@ daemon_cases() {
     build_typescript_sdk
     daemon_case "daemon: one scenario, TypeScript" node "$clients/scenario.mjs" "$root/sdk/typescript/dist/esm/index.js" \
         "$root/sdk/conformance/scenario.json" "$url" "$tag"
+    daemon_case "daemon: volumes" bash "$clients/volumes.sh" "$bin/forkd" "$tag" "$bin/forkd" machine exec --no-sync --
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py
@@ -141,6 +142,12 @@ daemon_cases() {
         # Runs in the machine: it makes network namespaces there.
         machine cp "$clients/network.py" :/tmp/network.py
         daemon_case "daemon: the network of guests" ask_machine python3 /tmp/network.py /var/lib/forkd
+        # A second daemon beside the first: only the machine has room for both.
+        machine cp "$cache/tools/usr/bin/docker-registry" :/tmp/docker-registry
+        machine cp "$clients/expect.sh" :/tmp/expect.sh
+        machine cp "$clients/hub.sh" :/tmp/hub.sh
+        daemon_case "daemon: a snapshot through a registry" ask_machine env HUB_SECOND_BOOT=1 bash /tmp/hub.sh \
+            /usr/local/bin/forkd-controller /usr/local/bin/forkd /tmp/docker-registry "$tag"
         systemd_case
     fi
 }

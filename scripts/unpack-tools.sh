@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Unpacks tools of Debian 13 that tests compare forkd with into the cache: a registry, and another unpacker of images.
+# Unpacks tools of Debian 13 that tests compare forkd with into the cache: a registry, a tool that copies artifacts, and
+# another unpacker of images.
 # Nothing is installed, so no service starts.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-tools=(docker-registry umoci)
+tools=(docker-registry oras umoci)
 
 ready() {
     local tool
@@ -17,14 +18,14 @@ if ready; then exit 0; fi
 
 staging=$(mktemp -d "$cache/tools.new.XXXXXX")
 at_end 'rm -rf "$staging"'
-say "    unpacking ${tools[*]} from Debian 13 into $cache/tools (about 30 MB)"
+say "    unpacking ${tools[*]} from Debian 13 into $cache/tools (about 40 MB)"
 # Without a given mirror, mmdebstrap uses its default mirror and checks it with Debian's keys.
 run mmdebstrap --quiet --variant=extract --aptopt='APT::Install-Recommends "false"' \
     --include="$(IFS=, && printf '%s' "${tools[*]}")" trixie "$staging/root"
 mkdir -p "$staging/usr/bin"
 for tool in "${tools[@]}"; do
     mv "$staging/root/usr/bin/$tool" "$staging/usr/bin/"
-    "$staging/usr/bin/$tool" --version >/dev/null || die "the unpacked $tool does not start"
+    "$staging/usr/bin/$tool" --help >/dev/null || die "the unpacked $tool does not start"
 done
 rm -rf "$staging/root" "$cache/tools"
 chmod 755 "$staging"

@@ -8,6 +8,7 @@ mod agent;
 mod boot;
 mod devices;
 mod disk;
+mod hub;
 mod input;
 mod protocols;
 mod registers;
@@ -23,6 +24,7 @@ pub const TARGETS: &[Target] = &[
     ("boot", boot::kernel),
     ("disk_layer", disk::layer),
     ("guest_proto", protocols::guest),
+    ("hub_index", hub::index),
     ("mmio_registers", registers::mmio),
     ("net", devices::net),
     ("rng", devices::rng),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ErrorBody, LimitsRequest, NetworkPolicy, NetworkRequest};
+use crate::{ErrorBody, LimitsRequest, NetworkPolicy, NetworkRequest, VolumeMount};
 
 /// Body of `POST /v1/sandboxes`: start children of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -61,6 +61,10 @@ pub struct CreateSandboxes {
     /// Free data of the client, at most 256 entries and 64 KiB; it cannot be searched *(extension)*.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
+    /// Volumes of each child, at most 3 *(extension)*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 3)]
+    pub volumes: Vec<VolumeMount>,
 }
 
 impl Default for CreateSandboxes {
@@ -80,6 +84,7 @@ impl Default for CreateSandboxes {
             labels: BTreeMap::new(),
             env: BTreeMap::new(),
             metadata: BTreeMap::new(),
+            volumes: Vec::new(),
         }
     }
 }
@@ -198,6 +203,9 @@ pub struct SandboxInfo {
     /// Who owns it *(extension)*.
     #[serde(default)]
     pub owner: String,
+    /// Volumes of the sandbox *(extension)*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeMount>,
 }
 
 /// Resource usage of a sandbox: an entry of `GET /v1/stats` *(extension)*.

@@ -61,9 +61,9 @@ pub use interp::{
     JsonText, Warmup,
 };
 pub use machine::{
-    ClockRequest, ClockState, CpuMetrics, DiskMetrics, FreezeReport, FreezeRequest, MemoryMetrics,
-    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, ShutdownMode, ShutdownRequest,
-    ThawReport,
+    ClockRequest, ClockState, CpuMetrics, DiskMetrics, FreezeReport, FreezeRequest, HoldRequest,
+    MemoryMetrics, Metrics, MountRequest, NetworkRequest, Pong, QuiesceReport, QuiesceRequest,
+    ShutdownMode, ShutdownRequest, ThawReport,
 };
 pub use request::{Request, parse_request};
 pub use response::{Event, Outcome};

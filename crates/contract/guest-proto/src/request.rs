@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentError, AttachRequest, ClockRequest, DialRequest, ErrorCode, EvalRequest, ExecRequest,
-    FreezeRequest, IdentityRequest, InputRequest, InterpName, InterpStart, ListRequest,
-    MkdirRequest, NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest,
-    RenameRequest, SetAttrRequest, ShutdownRequest, SignalRequest, StatRequest, WatchRequest,
-    WriteRequest,
+    FreezeRequest, HoldRequest, IdentityRequest, InputRequest, InterpName, InterpStart,
+    ListRequest, MkdirRequest, MountRequest, NetworkRequest, ProcessId, QuiesceRequest,
+    ReadRequest, RemoveRequest, RenameRequest, SetAttrRequest, ShutdownRequest, SignalRequest,
+    StatRequest, WatchRequest, WriteRequest,
 };
 
 /// A request of the host. Each comment names the type of a successful response.
@@ -86,6 +86,10 @@ pub enum Request {
     Freeze(FreezeRequest),
     /// Returns a [`crate::ThawReport`].
     Thaw,
+    /// Returns an empty response when the disk is mounted.
+    Mount(MountRequest),
+    /// Returns an empty response when writes are held, or go on.
+    Hold(HoldRequest),
     /// Returns an empty response.
     Network(NetworkRequest),
     /// Returns an empty response.

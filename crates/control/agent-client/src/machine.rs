@@ -1,9 +1,9 @@
 //! Requests about the guest as a machine.
 
 use forkd_guest_proto::{
-    ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
-    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ShutdownRequest,
-    ThawReport,
+    ClockRequest, ClockState, FreezeReport, FreezeRequest, HoldRequest, IdentityReport,
+    IdentityRequest, Metrics, MountRequest, NetworkRequest, Pong, QuiesceReport, QuiesceRequest,
+    Request, ShutdownRequest, ThawReport,
 };
 
 use crate::{Calls, Error};
@@ -32,6 +32,16 @@ impl Calls {
     /// Prepares the guest for a freeze.
     pub async fn quiesce(&self, request: QuiesceRequest) -> Result<QuiesceReport, Error> {
         self.call(&Request::Quiesce(request)).await
+    }
+
+    /// Mounts a disk that was attached.
+    pub async fn mount(&self, request: MountRequest) -> Result<(), Error> {
+        self.call(&Request::Mount(request)).await
+    }
+
+    /// Holds writes to a mount, with its file system clean, or lets them go on.
+    pub async fn hold(&self, request: HoldRequest) -> Result<(), Error> {
+        self.call(&Request::Hold(request)).await
     }
 
     /// Freezes user processes, before a cut.

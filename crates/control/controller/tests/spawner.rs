@@ -38,6 +38,7 @@ fn children(manifest: &Manifest, count: usize) -> CreateRequest {
         metadata: BTreeMap::new(),
         workspace: None,
         id: None,
+        volumes: Vec::new(),
     }
 }
 

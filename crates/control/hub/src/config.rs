@@ -41,6 +41,13 @@ pub struct Config {
     /// The parent was booted from the base of its disks, so it can be booted from there again.
     pub booted: bool,
     pub versions: Versions,
+    /// Empty disk slots behind the disks, which the state knows of.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spare_disks: u8,
+}
+
+fn is_zero(count: &u8) -> bool {
+    *count == 0
 }
 
 /// The CPU that the guest saw.
@@ -219,6 +226,7 @@ pub(crate) mod tests {
             source: Source::default(),
             booted: true,
             versions: Versions::default(),
+            spare_disks: 0,
         }
     }
 

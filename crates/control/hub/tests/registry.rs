@@ -12,7 +12,7 @@ use forkd_hub::manifest::Descriptor;
 use forkd_hub::pack::Base;
 use forkd_hub::sign;
 use forkd_hub::{HubError, Kind};
-use kit::registry::{Gate, Server, repository};
+use kit::registry::{Gate, Server, program, repository, repository_of};
 use kit::{Content, Made, machine, make};
 
 /// Bytes that an interrupted transfer may send or fetch again.
@@ -291,4 +291,26 @@ fn a_container_image_is_named_as_one() {
     shelf.publish("image", &made.documents).unwrap();
     let error = load(&shelf, Some("image")).unwrap_err();
     assert!(matches!(error, HubError::ContainerImage { .. }), "{error}");
+}
+
+/// Another tool copies the artifact to another repository, and it is the same there.
+#[test]
+fn oras_copies_an_artifact() {
+    let (packs, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = Server::start();
+    let [disk, memory, state] = machine(1);
+    let made = make([&disk, &memory, &state], &Base::default(), packs.path());
+    push(&repository(&server.host, cache.path()), &made, "py").unwrap();
+    let name = |repository: &str| format!("{}/{repository}:py", server.host);
+    let copied = std::process::Command::new(program("oras"))
+        .args(["cp", "--from-plain-http", "--to-plain-http"])
+        .args([name("team/machines"), name("other/copy")])
+        .env("HOME", cache.path())
+        .output()
+        .expect("Debian's oras is missing: run scripts/unpack-tools.sh");
+    let said = String::from_utf8_lossy(&copied.stderr);
+    assert!(copied.status.success(), "{said}");
+    let copy = repository_of(&format!("{}/other/copy", server.host), cache.path());
+    let found = pull(&copy, "py").unwrap();
+    assert_eq!(found.artifact.digest, made.documents.artifact.digest);
 }

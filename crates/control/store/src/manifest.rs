@@ -77,6 +77,29 @@ pub struct Manifest {
     /// Labels of the user.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Empty disk slots behind the disks, which volumes are attached to.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spare_disks: u8,
+    /// Disks that are clones of volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeClone>,
+}
+
+fn is_zero(count: &u8) -> bool {
+    *count == 0
+}
+
+/// A disk that is a clone of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeClone {
+    pub name: Tag,
+    /// Where the guest has it mounted.
+    pub path: String,
+    /// Number of the disk.
+    pub slot: usize,
+    /// The generation of the volume that was cloned.
+    pub generation: u64,
 }
 
 /// CPU model that the guest sees.
@@ -247,7 +270,14 @@ impl Manifest {
             self.memory.index.is_some() || self.memory.layers.iter().all(|l| l.bytes == memory),
             "memory.layers.bytes",
         )?;
-        range(self.disks.len() <= 4, "disks")?;
+        range(
+            self.disks.len() + usize::from(self.spare_disks) <= 4,
+            "disks",
+        )?;
+        range(
+            self.volumes.iter().all(|v| v.slot < self.disks.len()),
+            "volumes.slot",
+        )?;
         range(
             self.disks
                 .iter()
@@ -326,6 +356,8 @@ pub(crate) mod tests {
             origin: Origin::Boot { ready_us: 5 },
             versions: Versions::default(),
             labels: BTreeMap::new(),
+            spare_disks: 0,
+            volumes: Vec::new(),
         }
     }
 

@@ -87,7 +87,7 @@ pub fn route(method: &Method, path: &str) -> Result<Route, Failure> {
         | ["v1", "node"]
         | [
             "v1",
-            "hub" | "images" | "operations" | "store" | "tokens",
+            "hub" | "images" | "operations" | "store" | "tokens" | "volumes",
             ..,
         ] => Route::PerNode,
         _ => {

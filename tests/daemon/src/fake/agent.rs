@@ -249,6 +249,16 @@ impl Connection {
             Request::Clock(request) => self.with(|guest| ok(clock(guest, request))),
             Request::Identity(request) => self.identity(*request),
             Request::Metrics => self.with(|_| ok(Metrics::default())),
+            Request::Mount(request) => {
+                let volumes = &self.vm.volumes;
+                self.with(
+                    |guest| match volumes.mount(&request.serial, &request.path, guest) {
+                        Ok(true) => ok(()),
+                        _ => Err(not_found(&request.path)),
+                    },
+                )
+            }
+            Request::Hold(_) => self.with(|_| ok(())),
             Request::Quiesce(_) => self.with(|_| ok(QuiesceReport::default())),
             Request::Freeze(_) => self.with(|_| ok(FreezeReport::default())),
             Request::Thaw => self.with(|_| ok(ThawReport::default())),

@@ -43,6 +43,7 @@ pub fn serve(control: OwnedFd, faults: Faults) -> anyhow::Result<ExitCode> {
         filled: false,
         agent_ready: false,
         writable_disks: 0,
+        empty_slots: 0,
         restored: None,
         last_cut: None,
         next_number: 1,
@@ -70,6 +71,7 @@ struct Session {
     filled: bool,
     agent_ready: bool,
     writable_disks: usize,
+    empty_slots: usize,
     /// The image the VM was restored from: [`ImageId::START`].
     restored: Option<Image>,
     /// The last cut that succeeded, with its number.
@@ -142,6 +144,7 @@ impl Session {
             Command::Status => Reply::Status(self.status()),
             Command::Counters => Reply::Counters(counters()),
             Command::SetNet { backend } => self.plug(backend, fds)?,
+            Command::AttachDisk { slot, disk } => self.attach(slot, &disk, fds)?,
             Command::MergedLayer { .. } | Command::Balloon { .. } | Command::Stop => Reply::Done,
         };
         Ok((reply, Then::Nothing))
@@ -226,6 +229,29 @@ impl Session {
         Ok(Reply::Done)
     }
 
+    /// Gives an empty slot its disk. The top layer holds what the guest writes below the mount.
+    fn attach(&mut self, slot: u8, disk: &DiskSpec, fds: &Fds) -> Answer {
+        if self.empty_slots == 0 || disk.read_only {
+            return Err(VmmError {
+                code: VmmErrorCode::BadRequest,
+                message: format!("slot {slot} takes no disk"),
+            });
+        }
+        let layers: Vec<File> = disk
+            .layers
+            .iter()
+            .map(|layer| fds.file(*layer))
+            .collect::<Result<_, _>>()?;
+        fds.file(disk.base)?;
+        self.empty_slots -= 1;
+        self.writable_disks += 1;
+        self.vm
+            .volumes
+            .attach(slot, &disk.serial, layers)
+            .map_err(failed)?;
+        Ok(Reply::Done)
+    }
+
     /// Exchanges the back end of the network device.
     fn plug(&self, backend: Option<NetAttachment>, fds: &Fds) -> Answer {
         let socket = backend.map(|backend| fds.get(backend.fd)).transpose()?;
@@ -275,7 +301,19 @@ impl Session {
                 fds.file(*layer)?;
             }
         }
-        self.writable_disks = disks.iter().filter(|disk| !disk.read_only).count();
+        let mut writable = 0;
+        for disk in disks.iter().filter(|disk| !disk.read_only) {
+            let empty = fds.file(disk.base)?.metadata().map_err(failed)?.len() == 0;
+            writable += usize::from(!empty || !disk.layers.is_empty());
+        }
+        for (slot, disk) in (0u8..).zip(disks) {
+            let layers = disk.layers.iter().map(|layer| fds.file(*layer));
+            let layers = layers.collect::<Result<_, _>>()?;
+            let attached = self.vm.volumes.attach(slot, &disk.serial, layers);
+            attached.map_err(failed)?;
+        }
+        self.writable_disks = writable;
+        self.empty_slots = disks.len() - writable;
         let listener = UnixListener::from(fds.get(vsock.listener)?);
         listener.set_nonblocking(false).map_err(failed)?;
         self.vm.replace(guest);
@@ -315,6 +353,10 @@ impl Session {
     fn cut(&mut self, seq: u64, spec: &CutSpec, fds: &Fds) -> Answer {
         let base = self.base(spec)?;
         let guest = self.capture(&spec.new_layers, spec.resume)?;
+        let layers = spec.new_layers.iter().map(|layer| fds.file(*layer));
+        self.vm
+            .volumes
+            .push_layers(layers.collect::<Result<_, _>>()?);
         let pause_us = if spec.resume { PAUSE_US } else { 0 };
         self.vm
             .send(&FromVmm::Event(Event::CutTaken { seq, pause_us }));

@@ -16,6 +16,7 @@ mod memory_limit;
 mod metrics;
 mod network;
 mod spawn;
+mod volumes;
 mod workspace;
 
 use forkd_daemon_tests::{Daemon, Options, programs};

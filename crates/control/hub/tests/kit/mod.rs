@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod registry;
+pub mod web;
 
 use std::fs::File;
 use std::io::Cursor;
@@ -115,6 +116,7 @@ pub fn make(contents: [&Content; 3], base: &Base, folder: &Path) -> Made {
         source: Source::default(),
         booted: true,
         versions: Versions::default(),
+        spare_disks: 0,
     };
     Made {
         documents: Documents::new(config, &packed).unwrap(),

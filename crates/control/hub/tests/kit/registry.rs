@@ -28,16 +28,16 @@ impl Drop for Server {
     }
 }
 
-/// The program: in PATH, or where `scripts/unpack-tools.sh` unpacks it.
-fn program() -> PathBuf {
+/// A program: in PATH, or where `scripts/unpack-tools.sh` unpacks it.
+pub fn program(name: &str) -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
     let cache = cache.unwrap_or_else(|| home().join(".cache"));
-    let unpacked = cache.join("forkd/tools/usr/bin/docker-registry");
+    let unpacked = cache.join("forkd/tools/usr/bin").join(name);
     if unpacked.exists() {
         return unpacked;
     }
-    "docker-registry".into()
+    name.into()
 }
 
 impl Server {
@@ -52,7 +52,7 @@ impl Server {
             folder.path().join("storage").display()
         );
         std::fs::write(&path, config).unwrap();
-        let child = Command::new(program())
+        let child = Command::new(program("docker-registry"))
             .arg("serve")
             .arg(&path)
             .stdin(Stdio::null())
@@ -82,9 +82,14 @@ impl Server {
     }
 }
 
-/// A repository behind a host and port, with what a client keeps in a folder.
+/// The repository of most tests.
 pub fn repository(host: &str, cache: &Path) -> Registry {
-    let name = format!("{host}/team/machines:py").parse().unwrap();
+    repository_of(&format!("{host}/team/machines"), cache)
+}
+
+/// A repository, with what a client keeps in a folder.
+pub fn repository_of(name: &str, cache: &Path) -> Registry {
+    let name = name.parse().unwrap();
     let registries = Registries::default();
     let access = Pull {
         name: &name,

@@ -234,6 +234,7 @@ pub async fn start(
         metadata: checked_metadata(request.metadata.clone())?,
         workspace: None,
         id: None,
+        volumes: super::volumes::wishes(&app, &actor, &request.volumes)?,
     };
     check_visible(&app, &actor, &wish.tag)?;
     let wait = request.wait;
@@ -287,6 +288,7 @@ pub async fn update(
         labels: request.labels.map(checked_labels).transpose()?,
         limits,
         network: request.network.map(checked_network).transpose()?,
+        committed: None,
     };
     let (sender, done) = oneshot::channel();
     sandbox.ask(Ask::Update(changes, sender))?;

@@ -58,6 +58,7 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         metadata: record.metadata,
         workspace: None,
         id: None,
+        volumes: Vec::new(),
     };
     let made = cut(&sandbox, Destination::Live, CutMode::Diff, fork.freeze).await?;
     drop(cut_slot);

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkd_api::{ErrorCode, SandboxInfo};
+use forkd_api::{ErrorCode, SandboxInfo, VolumeMode};
+use forkd_store::VolumeClone;
 use forkd_types::{Policy, SandboxId, Tag};
 use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Capability, Shape};
@@ -19,13 +20,16 @@ use crate::error::{Error, chain};
 use crate::host_limits::HostLimits;
 use crate::launch::{self, StartedVm};
 use crate::limits::VmSlot;
+use crate::ops::volumes;
 use crate::sandbox::birth::{Birth, Launch};
 use crate::sandbox::disk_budget;
 use crate::sandbox::{SandboxHandle, SourceSnapshot, owner};
 use crate::state::{
     DiskStack, LayerRef, NetworkRecord, OnExpiry, RECORD_VERSION, SandboxRecord, StoredState,
+    VolumeUse,
 };
 use crate::trace::{self, TARGET};
+use crate::volumes::VolumeWish;
 
 /// How long an answer waits until a child that failed is removed.
 const REMOVED: Duration = Duration::from_secs(10);
@@ -55,6 +59,8 @@ pub struct CreateRequest {
     pub workspace: Option<String>,
     /// Use this ID; only with one child.
     pub id: Option<SandboxId>,
+    /// Volumes of each child.
+    pub volumes: Vec<VolumeWish>,
 }
 
 impl CreateRequest {
@@ -117,18 +123,22 @@ pub async fn start_from(
     let engine = launch::engine::for_children(&app.launcher, &manifest).await?;
     let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
     let limits = request.limits(app)?;
+    volumes::check(&request.volumes, &manifest, request.count)?;
     let inherited = disk_budget::inherited(app, &manifest);
     let source = Arc::new(source);
     let mut children = Vec::with_capacity(slots.len());
     let mut waiting = Vec::with_capacity(slots.len());
     for (id, slot) in new_ids(app, request).into_iter().zip(slots) {
         let (hand_over, shell) = oneshot::channel();
+        let mut record = record(request, &source, inherited, id.clone());
+        // Only a request for one child can be refused here: a volume has one writer.
+        let volumes = volumes::give(app, &request.volumes, &mut record).await?;
         let launch = Launch {
             source: Arc::clone(&source),
+            volumes,
             shell,
             started,
         };
-        let record = record(request, &source, inherited, id.clone());
         children.push(owner::start(app, record, slot, Birth::Launch(launch)));
         waiting.push((id, hand_over));
     }
@@ -268,5 +278,18 @@ fn record(
         inherited_disk_bytes,
         agent: manifest.versions.agent.clone(),
         numpy: manifest.versions.numpy.clone(),
+        spare_disks: manifest.spare_disks,
+        volumes: manifest.volumes.iter().map(clone_of).collect(),
+    }
+}
+
+/// A volume of the source of a cut is a clone in the child.
+fn clone_of(volume: &VolumeClone) -> VolumeUse {
+    VolumeUse {
+        name: volume.name.clone(),
+        path: volume.path.clone(),
+        mode: VolumeMode::Clone,
+        slot: volume.slot,
+        generation: volume.generation,
     }
 }

@@ -202,6 +202,7 @@ pub(super) fn request(app: &App, record: &WorkspaceRecord, tag: Tag) -> CreateRe
         metadata: BTreeMap::new(),
         workspace: Some(record.name.to_string()),
         id: record.sandbox.clone(),
+        volumes: Vec::new(),
     };
     match record.of_sandbox.as_deref().cloned() {
         None => bare,

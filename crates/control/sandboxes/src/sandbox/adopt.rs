@@ -15,6 +15,7 @@ use super::state::Phase;
 use crate::app::App;
 use crate::error::Error;
 use crate::launch::StartedVm;
+use crate::ops::volumes;
 use crate::state::{SandboxRecord, StoredState};
 
 /// How many sandboxes of an earlier daemon were found, by result.
@@ -54,13 +55,18 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
             Birth::Lost(bad.problem),
         );
     }
-    let mut adopted = Vec::new();
+    let (mut adopted, mut unfinished) = (Vec::new(), Vec::new());
     for record in stored.readable {
         let vm = taken.remove(&record.id);
         match (record.state, vm) {
             (StoredState::Launching | StoredState::Stopping, vm) => {
                 end_left(app, vm, &mut counts).await?;
-                app.db.delete_sandboxes(vec![record.id]).await?;
+                let ran = record.state == StoredState::Stopping;
+                if volumes::take_back(app, &record, ran).await {
+                    app.db.delete_sandboxes(vec![record.id]).await?;
+                } else {
+                    unfinished.push(record.id);
+                }
             }
             (StoredState::Failed, vm) => {
                 end_left(app, vm, &mut counts).await?;
@@ -88,7 +94,8 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
             _ => counts.adopted += 1,
         }
     }
-    sweep(app).await?;
+    volumes::free_orphans(app, &unfinished).await;
+    sweep(app, &unfinished).await?;
     app.drop_volatile().await?;
     Ok(counts)
 }
@@ -127,11 +134,13 @@ async fn next_epoch(app: &Arc<App>) -> Result<u32, Error> {
         .await?)
 }
 
-/// Removes files that belong to no sandbox, and content without a reference.
-async fn sweep(app: &Arc<App>) -> Result<(), Error> {
-    app.blocking(|app| {
+/// Removes files that belong to no sandbox, and content without a reference. Files with the only copy of what was written
+/// to a volume stay.
+async fn sweep(app: &Arc<App>, kept: &[SandboxId]) -> Result<(), Error> {
+    let kept = kept.to_vec();
+    app.blocking(move |app| {
         for id in app.dirs.list()? {
-            if app.sandboxes.get(&id).is_err() {
+            if app.sandboxes.get(&id).is_err() && !kept.contains(&id) {
                 tracing::info!(sandbox = %id, "files of no sandbox removed");
                 app.dirs.remove(&id);
             }

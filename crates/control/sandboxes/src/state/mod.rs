@@ -12,6 +12,7 @@ mod owners;
 mod records;
 mod schema;
 mod tables;
+mod volumes;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,9 +26,10 @@ pub use network::{LimitsRecord, NetworkRecord};
 pub use owners::{IssuedTokens, TokenHash};
 pub use records::{
     BuiltRecord, CheckpointRecord, DiskStack, LayerRef, OnExpiry, RECORD_VERSION, SandboxRecord,
-    StoredState, SuspendedSandbox, WorkspaceRecord,
+    StoredState, SuspendedSandbox, VolumeUse, WorkspaceRecord,
 };
 pub use tables::{Claim, IdempotencyRecord, Stored, Unreadable};
+pub use volumes::{VOLUME_VERSION, VolumeRecord};
 
 /// The most jobs in one commit.
 const BATCH: usize = 512;

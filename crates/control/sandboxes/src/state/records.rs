@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use forkd_api::{VolumeMode, VolumeMount};
 use forkd_store::{BlobRef, Cpu, MemoryManifest, Parent, Source};
 use forkd_types::{Digest, Engine, SandboxId, Tag};
 use forkd_vmm_proto::ImageId;
@@ -154,6 +155,25 @@ pub struct SandboxRecord {
     /// Version of NumPy in the warm interpreter.
     #[serde(default)]
     pub numpy: String,
+    /// Empty disk slots behind its disks.
+    #[serde(default)]
+    pub spare_disks: u8,
+    /// Disks that belong to volumes.
+    #[serde(default)]
+    pub volumes: Vec<VolumeUse>,
+}
+
+/// A volume that a sandbox uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeUse {
+    pub name: Tag,
+    /// Where the guest has it mounted.
+    pub path: String,
+    pub mode: VolumeMode,
+    /// Number of the disk.
+    pub slot: usize,
+    /// The generation of the volume that the disk began with.
+    pub generation: u64,
 }
 
 /// The only engine there was before records named one.
@@ -207,6 +227,17 @@ pub enum LayerRef {
     Blob(BlobRef),
     /// A file in the sandbox's own directory.
     Own(String),
+}
+
+impl VolumeUse {
+    /// As users see it.
+    pub fn shown(&self) -> VolumeMount {
+        VolumeMount {
+            name: self.name.to_string(),
+            path: self.path.clone(),
+            mode: self.mode,
+        }
+    }
 }
 
 impl DiskStack {
@@ -265,6 +296,8 @@ impl SandboxRecord {
             inherited_disk_bytes: 0,
             agent: String::new(),
             numpy: String::new(),
+            spare_disks: 0,
+            volumes: Vec::new(),
         }
     }
 

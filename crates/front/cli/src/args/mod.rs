@@ -19,6 +19,7 @@ mod quickstart;
 mod sandbox;
 mod snapshot;
 mod token;
+mod volume;
 mod r#where;
 mod workspace;
 
@@ -47,6 +48,7 @@ pub use snapshot::{
     SnapshotShareArgs, StoreArgs,
 };
 pub use token::{TokenArgs, TokenCommand};
+pub use volume::{VolumeArgs, VolumeCommand, VolumeCommandArgs};
 pub use r#where::WhereArgs;
 pub use workspace::{WorkspaceArgs, WorkspaceCommand};
 
@@ -226,6 +228,8 @@ pub enum Command {
     Store(StoreArgs),
     /// Show and change the network of a sandbox
     Net(NetArgs),
+    /// Manage disks that outlive sandboxes
+    Volume(VolumeCommandArgs),
     /// Manage named sandboxes that can be suspended
     Workspace(WorkspaceArgs),
     /// Create, list and revoke tokens

@@ -66,6 +66,7 @@ fn request(args: &ForkArgs) -> CreateSandboxes {
         limits: args.limits.request(),
         network: args.network.request(),
         timeout_secs: Some(args.settle_secs.saturating_add(SLACK)),
+        volumes: args.volumes.volumes.clone(),
         ..CreateSandboxes::default()
     }
 }

@@ -41,6 +41,7 @@ mod spawn;
 mod store;
 mod token;
 mod top;
+mod volume;
 mod r#where;
 mod workspace;
 
@@ -90,6 +91,7 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Push(args) => hub::push(&args, ui),
         Command::Store(args) => store::run(&args, ui),
         Command::Net(args) => net::run(args, ui),
+        Command::Volume(args) => volume::run(args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
         Command::Token(args) => token::run(args, ui),
         Command::Node(args) => node::run(args, ui),

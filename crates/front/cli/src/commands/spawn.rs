@@ -26,6 +26,7 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         wait: true,
         timeout_secs: args.timeout.map(|time| whole_seconds(*time)),
         labels: args.labels.into_iter().collect(),
+        volumes: args.volumes.volumes,
         ..CreateSandboxes::default()
     };
     block_on(async {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::stream::{EarlyEnd, Stream};
 use crate::agent::Agent;
-use crate::{clock, files, identity, interp, metrics, net, process, quiesce};
+use crate::{clock, files, identity, interp, metrics, net, process, quiesce, volume};
 
 /// The payload of a successful response, or why there is none.
 pub type Reply = Result<Vec<u8>, AgentError>;
@@ -85,6 +85,14 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::Network(network) => {
             agent.may_change_machine()?;
             ok(net::configure(&network))
+        }
+        Request::Mount(mount) => {
+            agent.may_change_machine()?;
+            ok(volume::mount_disk(mount).await)
+        }
+        Request::Hold(hold) => {
+            agent.may_change_machine()?;
+            ok(volume::hold(hold).await)
         }
         Request::Quiesce(quiesce) => ok(quiesce::quiesce(agent, &quiesce).await),
         Request::Freeze(freeze) => ok(agent.freeze(freeze).await),

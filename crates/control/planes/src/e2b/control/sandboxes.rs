@@ -209,6 +209,7 @@ async fn start(
         metadata: checked_metadata(request.metadata.clone().unwrap_or_default())?,
         workspace: None,
         id: None,
+        volumes: Vec::new(),
     };
     let work = {
         let (e2b, template) = (Arc::clone(e2b), template.to_owned());

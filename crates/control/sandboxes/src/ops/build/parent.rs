@@ -239,6 +239,7 @@ impl Parent {
                 .map_err(Error::store("the root disk cannot be opened"))?,
             read_only: false,
             serial: SERIAL.to_owned(),
+            spare_disks: self.owner.sandbox.record().spare_disks,
         };
         launch::boot(&self.owner.vmm, &input, &self.files).await
     }
@@ -440,6 +441,12 @@ fn record(
             kernel_digest: None,
             initramfs_digest: None,
             cmdline: cmdline(),
+        },
+        // The other engine cannot give a device a disk later.
+        spare_disks: if engine == Engine::FORKD {
+            launch::SPARE_DISKS
+        } else {
+            0
         },
         ..SandboxRecord::unreadable(id)
     }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use forkd_store::{
     BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Versions,
+    VolumeClone,
 };
 use forkd_types::Digest;
 use forkd_vmm_proto::CutReport;
@@ -23,7 +24,7 @@ use crate::error::Error;
 use crate::launch::check_budget;
 use crate::ops::snapshots;
 use crate::sandbox::layers;
-use crate::state::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
+use crate::state::{BuiltRecord, DiskStack, LayerRef, SandboxRecord, VolumeUse};
 
 /// The content that a cut left.
 struct Content {
@@ -181,7 +182,19 @@ impl Cut<'_> {
                 numpy: record.numpy.clone(),
             },
             labels,
+            spare_disks: record.spare_disks,
+            volumes: record.volumes.iter().map(cloned).collect(),
         }
+    }
+}
+
+/// A volume of the source is a clone in children of the cut.
+fn cloned(used: &VolumeUse) -> VolumeClone {
+    VolumeClone {
+        name: used.name.clone(),
+        path: used.path.clone(),
+        slot: used.slot,
+        generation: used.generation,
     }
 }
 

@@ -123,7 +123,8 @@ took() { if [ -n "${FORKD_PARTS:-}" ]; then printf '%d\t%s\n' "$2" "$1" >>"$FORK
 slowest() {
     [ -s "${FORKD_PARTS:-}" ] || return 0
     say "slowest parts:"
-    sort -rn "$FORKD_PARTS" | head -n "$1" | awk -F '\t' '{ printf "    %8.1f s  %s\n", $1 / 1000, $2 }' >&2
+    # awk reads to the end: a reader that leaves early would end sort by SIGPIPE, and with it this script.
+    sort -rn "$FORKD_PARTS" | awk -F '\t' -v count="$1" 'NR <= count { printf "    %8.1f s  %s\n", $1 / 1000, $2 }' >&2
 }
 
 # `step NAME COMMAND…`: announces, runs, and says how long it took.

@@ -107,6 +107,24 @@ fn the_slowest_part_comes_first() {
     );
 }
 
+/// More parts than a pipe holds: no command may end because its reader has left.
+#[test]
+fn many_parts_do_not_end_the_run() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let parts = tempfile::NamedTempFile::new().unwrap();
+    let lines: String = (0..20_000).map(|n| format!("{n}\tpart {n}\n")).collect();
+    std::fs::write(parts.path(), lines).unwrap();
+    let output = Command::new("bash")
+        .args(["-c", "source scripts/lib.sh; slowest 1"])
+        .current_dir(top)
+        .env("FORKD_PARTS", parts.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", output.status);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "slowest parts:\n        20.0 s  part 19999\n");
+}
+
 /// A doctor that finds a problem exits with 1, and a run must not end there.
 #[test]
 fn the_probe_is_one_word_of_the_doctor() {

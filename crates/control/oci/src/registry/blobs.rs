@@ -102,6 +102,10 @@ impl Blobs {
             match fetch.from(place) {
                 Ok(()) => {
                     std::fs::rename(&partial, &path).map_err(OciError::io("write", &path))?;
+                    // The part is read for as long as the pull goes on. Two pulls that wait for each other's parts
+                    // would never end if the lock lived as long.
+                    let unlocked = fetch.file.unlock();
+                    unlocked.map_err(OciError::io("unlock", &path))?;
                     let whole = Part::whole(fetch.file).map_err(OciError::io("read", &path))?;
                     return Ok(whole);
                 }

@@ -1,4 +1,4 @@
-//! What one owner can do with what belongs to another through the E2B plane: every route of its control API, and the
+//! The E2B plane keeps owners apart: every route of its control API, and the
 //! data routes without a token.
 
 mod published;

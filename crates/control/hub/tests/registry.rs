@@ -12,7 +12,7 @@ use forkd_hub::manifest::Descriptor;
 use forkd_hub::pack::Base;
 use forkd_hub::sign;
 use forkd_hub::{HubError, Kind};
-use kit::registry::{Gate, Server, repository};
+use kit::registry::{Gate, repository, serve};
 use kit::{Content, Made, machine, make};
 
 /// Bytes that an interrupted transfer may send or fetch again.
@@ -67,7 +67,7 @@ fn big(seed: u64, folder: &Path) -> Made {
 #[test]
 fn a_push_is_pulled_again_and_the_next_one_sends_what_is_new() {
     let (packs, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let server = Server::start();
+    let server = serve();
     let shelf = repository(&server.host, cache.path());
     let [disk, memory, state] = machine(1);
     let first = make([&disk, &memory, &state], &Base::default(), packs.path());
@@ -115,7 +115,7 @@ impl Read for Broken {
 /// A push that ends between two chunks is continued by another process.
 #[test]
 fn an_upload_goes_on_after_its_last_chunk() {
-    let (server, cache) = (Server::start(), tempfile::tempdir().unwrap());
+    let (server, cache) = (serve(), tempfile::tempdir().unwrap());
     let packs = tempfile::tempdir().unwrap();
     let made = big(2, packs.path());
     let (pack, file) = (&made.documents.artifact.packs[0], &made.packs[0]);
@@ -152,7 +152,7 @@ fn a_broken_transfer_goes_on_where_it_ended() {
     assert!(total > 15 << 20);
     for point in 0..points {
         // Each point has a registry without the blobs.
-        let (server, cache) = (Server::start(), tempfile::tempdir().unwrap());
+        let (server, cache) = (serve(), tempfile::tempdir().unwrap());
         let gate = Gate::before(&server.host);
         let at = total * (point * 2 + 1) / (points * 2);
         gate.close_after(at);
@@ -181,7 +181,7 @@ fn a_broken_transfer_goes_on_where_it_ended() {
 #[test]
 fn damaged_packs_are_refused_and_not_kept() {
     let (packs, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let server = Server::start();
+    let server = serve();
     let shelf = repository(&server.host, cache.path());
     let [disk, memory, state] = machine(1);
     let made = make([&disk, &memory, &state], &Base::default(), packs.path());
@@ -205,7 +205,7 @@ fn damaged_packs_are_refused_and_not_kept() {
 #[test]
 fn a_signature_travels_with_its_artifact() {
     let (packs, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let server = Server::start();
+    let server = serve();
     let shelf = repository(&server.host, cache.path());
     let [disk, memory, state] = machine(1);
     let mut made = make([&disk, &memory, &state], &Base::default(), packs.path());
@@ -244,7 +244,7 @@ fn a_signature_travels_with_its_artifact() {
 #[test]
 fn two_pulls_at_once_fetch_a_pack_once() {
     let (packs, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let server = Server::start();
+    let server = serve();
     let made = big(3, packs.path());
     push(&repository(&server.host, cache.path()), &made, "py").unwrap();
     let total: u64 = made
@@ -275,7 +275,7 @@ fn two_pulls_at_once_fetch_a_pack_once() {
 #[test]
 fn a_container_image_is_named_as_one() {
     let cache = tempfile::tempdir().unwrap();
-    let server = Server::start();
+    let server = serve();
     let shelf = repository(&server.host, cache.path());
     let [disk, memory, state] = machine(1);
     let mut made = make([&disk, &memory, &state], &Base::default(), cache.path());

@@ -7,8 +7,8 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
-use reqwest::blocking::{Client, Response};
-use reqwest::header::RETRY_AFTER;
+use reqwest::blocking::{Client, RequestBuilder, Response};
+use reqwest::header::{LOCATION, RANGE, RETRY_AFTER};
 use reqwest::{Certificate, Url};
 
 use crate::limits;
@@ -134,6 +134,32 @@ pub fn redirect(from: &Url, target: Option<&str>, host: &str) -> Result<Url, Reg
         ("https", "http") => Err(wrong("it leads from https to http")),
         _ => Err(wrong("it is neither http nor https")),
     }
+}
+
+/// Sends a GET request and follows redirects, at most [`limits::REDIRECTS`]. `request` builds the request for each URL:
+/// a credential belongs to one origin. A position above zero asks for the rest of the content.
+pub fn follow(
+    mut url: Url,
+    host: &str,
+    from: u64,
+    request: impl Fn(Url) -> RequestBuilder,
+) -> Result<Response, RegistryError> {
+    for _ in 0..=limits::REDIRECTS {
+        let mut request = request(url.clone());
+        if from > 0 {
+            request = request.header(RANGE, format!("bytes={from}-"));
+        }
+        let answer = request.send().map_err(|error| unreachable(host, error))?;
+        if !answer.status().is_redirection() {
+            return Ok(answer);
+        }
+        let target = answer.headers().get(LOCATION);
+        url = redirect(&url, target.and_then(|to| to.to_str().ok()), host)?;
+    }
+    Err(RegistryError::Redirects {
+        host: host.to_owned(),
+        limit: limits::REDIRECTS,
+    })
 }
 
 /// All bytes of a small answer.

@@ -1,13 +1,12 @@
 //! Debian's registry, on loopback: images go in over its own protocol and come out the same.
 
+mod debian_registry;
 mod support;
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
+use debian_registry::Server;
 use forkd_oci::OciError;
 use forkd_oci::auth::{Credential, Secret};
 use forkd_oci::digest::Digest;
@@ -21,75 +20,33 @@ const PASSWORD: &str = "open sesame";
 /// The password as htpasswd writes it.
 const HASH: &str = "$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW";
 
-/// A running registry. It ends with this value.
+/// A registry that images are pushed to.
 struct Registry {
-    host: String,
-    folder: tempfile::TempDir,
-    child: Child,
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The program: in PATH, or where `scripts/unpack-tools.sh` unpacks it.
-fn program() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
-    let cache = cache.unwrap_or_else(|| home().join(".cache"));
-    let unpacked = cache.join("forkd/tools/usr/bin/docker-registry");
-    if unpacked.exists() {
-        return unpacked;
-    }
-    "docker-registry".into()
+    server: Server,
 }
 
 impl Registry {
+    /// `more` is appended to the configuration.
     fn start(more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let host = format!("127.0.0.1:{port}");
-        let storage = folder.path().join("storage");
-        let config = format!(
-            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: '{host}'}}\n{}",
-            storage.display(),
-            more.replace("FOLDER", &folder.path().display().to_string())
-        );
-        let path = folder.path().join("config.yml");
-        std::fs::write(&path, config).unwrap();
-        std::fs::write(folder.path().join("htpasswd"), format!("{USER}:{HASH}\n")).unwrap();
-        let child = Command::new(program())
-            .arg("serve")
-            .arg(&path)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("Debian's docker-registry is missing: run scripts/unpack-tools.sh");
-        let started = Instant::now();
-        while TcpStream::connect(&host).is_err() {
-            assert!(
-                started.elapsed() < Duration::from_secs(60),
-                "the registry does not listen"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
         Self {
-            host,
-            folder,
-            child,
+            server: Server::start(folder, more),
         }
     }
 
+    fn host(&self) -> &str {
+        &self.server.host
+    }
+
     fn with_password() -> Self {
-        Self::start("auth: {htpasswd: {realm: test, path: FOLDER/htpasswd}}\n")
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("htpasswd");
+        std::fs::write(&path, format!("{USER}:{HASH}\n")).unwrap();
+        let path = path.display();
+        let more = format!("auth: {{htpasswd: {{realm: test, path: {path}}}}}\n");
+        Self {
+            server: Server::start(folder, &more),
+        }
     }
 
     /// Puts an image in, as `docker push` does.
@@ -100,7 +57,7 @@ impl Registry {
             .tls_certs_only([])
             .build()
             .unwrap();
-        let url = |path: &str| format!("http://{}/v2/team/app/{path}", self.host);
+        let url = |path: &str| format!("http://{}/v2/team/app/{path}", self.host());
         for blob in example.layers.iter().chain([&example.config]) {
             let begun = http
                 .post(url("blobs/uploads/"))
@@ -109,7 +66,7 @@ impl Registry {
                 .unwrap();
             let to = begun.headers()["location"].to_str().unwrap().to_owned();
             let to = if to.starts_with('/') {
-                format!("http://{}{to}", self.host)
+                format!("http://{}{to}", self.host())
             } else {
                 to
             };
@@ -136,16 +93,6 @@ impl Registry {
             assert_eq!(done.status(), 201);
         }
     }
-
-    /// The file of a blob in the storage of the registry.
-    fn stored(&self, digest: Digest) -> PathBuf {
-        let hex = digest.hex();
-        let below = format!(
-            "storage/docker/registry/v2/blobs/sha256/{}/{hex}/data",
-            &hex[..2]
-        );
-        self.folder.path().join(below)
-    }
 }
 
 fn check(host: &str, folder: &Path, with: &Registries, credential: Option<Credential>) {
@@ -169,8 +116,8 @@ fn an_image_comes_out_as_it_went_in() {
     let registry = Registry::start("");
     registry.push(&Example::new());
     let at = tempfile::tempdir().unwrap();
-    check(&registry.host, at.path(), &Registries::default(), None);
-    let error = pull(&format!("{}/team/app:2", registry.host), at.path()).unwrap_err();
+    check(registry.host(), at.path(), &Registries::default(), None);
+    let error = pull(&format!("{}/team/app:2", registry.host()), at.path()).unwrap_err();
     assert!(matches!(error, RegistryError::NotFound { .. }), "{error}");
     // A fetch that broke off goes on where it was.
     let layer = &Example::new().layers[0];
@@ -178,14 +125,14 @@ fn an_image_comes_out_as_it_went_in() {
     std::fs::remove_file(at.path().join(&hex)).unwrap();
     let mut part = std::fs::File::create(at.path().join(format!("{hex}.part"))).unwrap();
     part.write_all(&layer[..layer.len() - 10]).unwrap();
-    check(&registry.host, at.path(), &Registries::default(), None);
+    check(registry.host(), at.path(), &Registries::default(), None);
 }
 
 #[test]
 fn a_password_opens_what_is_closed() {
     let registry = Registry::with_password();
     registry.push(&Example::new());
-    let name = format!("{}/team/app:1", registry.host);
+    let name = format!("{}/team/app:1", registry.host());
     let at = tempfile::tempdir().unwrap();
     for (credential, sent) in [(None, false), (password("wrong"), true)] {
         let error = pull_with(&name, &Registries::default(), credential, at.path()).unwrap_err();
@@ -195,7 +142,7 @@ fn a_password_opens_what_is_closed() {
         );
     }
     check(
-        &registry.host,
+        registry.host(),
         at.path(),
         &Registries::default(),
         password(PASSWORD),
@@ -207,12 +154,12 @@ fn a_blob_that_was_changed_in_the_storage_is_refused() {
     let registry = Registry::start("");
     registry.push(&Example::new());
     let layer = &Example::new().layers[0];
-    let path = registry.stored(Digest::of(layer));
+    let path = registry.server.blob(&Digest::of(layer).hex());
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[1000] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let at = tempfile::tempdir().unwrap();
-    let error = pull(&format!("{}/team/app:1", registry.host), at.path()).unwrap_err();
+    let error = pull(&format!("{}/team/app:1", registry.host()), at.path()).unwrap_err();
     assert!(
         matches!(error, RegistryError::Image(OciError::Digest { .. })),
         "{error}"
@@ -225,12 +172,12 @@ fn a_mirror_that_passes_on_serves_a_registry_that_cannot_be_reached() {
     registry.push(&Example::new());
     let mirror = Registry::start(&format!(
         "proxy: {{remoteurl: 'http://{}'}}\n",
-        registry.host
+        registry.host()
     ));
     let gone = "registry.invalid";
     let text = format!(
         "[[registry]]\nhost = \"{gone}\"\nmirrors = [\"http://{}\"]\n",
-        mirror.host
+        mirror.host()
     );
     let at = tempfile::tempdir().unwrap();
     check(gone, at.path(), &registries(&text), None);

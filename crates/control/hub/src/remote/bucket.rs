@@ -7,13 +7,13 @@
 //! A list for each name, because object stores have no rename: two pushes of different names never write one object.
 
 use std::io::Read;
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use forkd_oci::auth::Secret;
 use forkd_oci::digest::Digest;
 use forkd_oci::http;
 use forkd_oci::registry::{BlobSource, RegistryError};
+use parking_lot::Mutex;
 use reqwest::blocking::{Body, Client, Response};
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, RANGE};
 use reqwest::{Method, Url};
@@ -180,12 +180,12 @@ impl Place for Bucket {
             other => other?,
         };
         let index: Index = parse(&bytes, "the index of the layout")?;
-        *self.list.lock().unwrap_or_else(PoisonError::into_inner) = index.clone();
+        *self.list.lock() = index.clone();
         Ok(index)
     }
 
     fn referrers(&self, _: &Artifact) -> Result<Vec<Descriptor>, HubError> {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.list.lock();
         Ok(signatures_in(&list))
     }
 

@@ -8,7 +8,7 @@ use forkd_oci::http;
 use forkd_oci::registry::RegistryError;
 use forkd_types::path_error;
 use reqwest::blocking::{Body, Client, Response};
-use reqwest::header::{CONTENT_RANGE, LOCATION, RANGE};
+use reqwest::header::CONTENT_RANGE;
 use reqwest::{StatusCode, Url};
 
 use crate::error::HubError;
@@ -39,25 +39,9 @@ impl Remote {
 
     fn get(&self, from: u64) -> Result<Response, RegistryError> {
         http::patiently(|| {
-            let mut url = self.url.clone();
-            for _ in 0..=forkd_oci::limits::REDIRECTS {
-                let mut request = self.http.get(url.clone());
-                if from > 0 {
-                    request = request.header(RANGE, format!("bytes={from}-"));
-                }
-                let sent = request.send();
-                let answer = sent.map_err(|error| http::unreachable(&self.host, error))?;
-                if !answer.status().is_redirection() {
-                    return http::judged(answer, &self.host, "file", false);
-                }
-                let target = answer.headers().get(LOCATION);
-                let target = target.and_then(|to| to.to_str().ok());
-                url = http::redirect(&url, target, &self.host)?;
-            }
-            Err(RegistryError::Redirects {
-                host: self.host.clone(),
-                limit: forkd_oci::limits::REDIRECTS,
-            })
+            let url = self.url.clone();
+            let answer = http::follow(url, &self.host, from, |url| self.http.get(url))?;
+            http::judged(answer, &self.host, "file", false)
         })
     }
 }

@@ -1,14 +1,13 @@
 //! A layout that a web server shows as files. It is read only.
 
 use std::io::Read;
-use std::sync::{Mutex, PoisonError};
 
 use forkd_oci::digest::Digest;
 use forkd_oci::http;
 use forkd_oci::registry::{BlobSource, RegistryError};
+use parking_lot::Mutex;
 use reqwest::Url;
 use reqwest::blocking::{Client, Response};
-use reqwest::header::{LOCATION, RANGE};
 
 use super::{Cache, host_of, is_plain, name_path};
 use crate::archive::{INDEX_FILE, blob_path};
@@ -52,25 +51,9 @@ impl WebFolder {
 
     fn get(&self, path: &str, what: &str, from: u64) -> Result<Response, RegistryError> {
         http::patiently(|| {
-            let mut url = http::redirect(&self.base, Some(path), &self.host)?;
-            for _ in 0..=forkd_oci::limits::REDIRECTS {
-                let mut request = self.http.get(url.clone());
-                if from > 0 {
-                    request = request.header(RANGE, format!("bytes={from}-"));
-                }
-                let sent = request.send();
-                let answer = sent.map_err(|error| http::unreachable(&self.host, error))?;
-                if !answer.status().is_redirection() {
-                    return http::judged(answer, &self.host, what, false);
-                }
-                let target = answer.headers().get(LOCATION);
-                let target = target.and_then(|to| to.to_str().ok());
-                url = http::redirect(&url, target, &self.host)?;
-            }
-            Err(RegistryError::Redirects {
-                host: self.host.clone(),
-                limit: forkd_oci::limits::REDIRECTS,
-            })
+            let url = http::redirect(&self.base, Some(path), &self.host)?;
+            let answer = http::follow(url, &self.host, from, |url| self.http.get(url))?;
+            http::judged(answer, &self.host, what, false)
         })
     }
 
@@ -106,12 +89,12 @@ impl Place for WebFolder {
             Some(Err(error)) => return Err(error.into()),
         };
         let index: Index = parse(&bytes, "the index of the layout")?;
-        *self.list.lock().unwrap_or_else(PoisonError::into_inner) = index.clone();
+        *self.list.lock() = index.clone();
         Ok(index)
     }
 
     fn referrers(&self, _: &Artifact) -> Result<Vec<Descriptor>, HubError> {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.list.lock();
         Ok(signatures_in(&list))
     }
 

@@ -1,12 +1,13 @@
 //! Debian's registry on loopback, and a gate before it that closes after a number of bytes.
 
+#[path = "../../../oci/tests/debian_registry/mod.rs"]
+mod debian_registry;
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use forkd_hub::remote::{Cache, Registry};
 use forkd_oci::auth::Helpers;
@@ -14,72 +15,11 @@ use forkd_oci::manifest::Platform;
 use forkd_oci::registries::Registries;
 use forkd_oci::registry::Pull;
 
-/// A running registry. It ends with this value.
-pub struct Server {
-    pub host: String,
-    pub folder: tempfile::TempDir,
-    child: Child,
-}
+use debian_registry::Server;
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The program: in PATH, or where `scripts/unpack-tools.sh` unpacks it.
-fn program() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
-    let cache = cache.unwrap_or_else(|| home().join(".cache"));
-    let unpacked = cache.join("forkd/tools/usr/bin/docker-registry");
-    if unpacked.exists() {
-        return unpacked;
-    }
-    "docker-registry".into()
-}
-
-impl Server {
-    pub fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let host = free.local_addr().unwrap().to_string();
-        drop(free);
-        let path = folder.path().join("config.yml");
-        let config = format!(
-            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: '{host}', relativeurls: true}}\n",
-            folder.path().join("storage").display()
-        );
-        std::fs::write(&path, config).unwrap();
-        let child = Command::new(program())
-            .arg("serve")
-            .arg(&path)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("Debian's docker-registry is missing: run scripts/unpack-tools.sh");
-        let started = Instant::now();
-        while TcpStream::connect(&host).is_err() {
-            assert!(started.elapsed() < Duration::from_secs(60), "not up");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Self {
-            host,
-            folder,
-            child,
-        }
-    }
-
-    /// The file of a blob in the storage of the registry.
-    pub fn blob(&self, hex: &str) -> PathBuf {
-        let folder = self
-            .folder
-            .path()
-            .join("storage/docker/registry/v2/blobs/sha256");
-        folder.join(&hex[..2]).join(hex).join("data")
-    }
+/// A registry with an empty storage.
+pub fn serve() -> Server {
+    Server::start(tempfile::tempdir().unwrap(), "")
 }
 
 /// A repository behind a host and port, with what a client keeps in a folder.

@@ -17,12 +17,13 @@ mod session;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 
 pub use blobs::{BlobSource, Blobs, Wanted, Watch};
 pub use error::RegistryError;
 pub use repository::Repository;
 
+use parking_lot::Mutex;
 use session::Session;
 
 use crate::auth::{self, Credential, Helpers};
@@ -262,7 +263,7 @@ fn layers(
                 };
                 while let Some(one) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let got = blobs.get(places, one, &watch);
-                    let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut done = done.lock();
                     match got {
                         Ok(part) => {
                             done.0.insert(one.digest, part);
@@ -286,7 +287,7 @@ fn layers(
             told(fetched);
         }
     });
-    let (parts, failure) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (parts, failure) = done.into_inner();
     match failure {
         Some(error) => Err(error),
         None => Ok(parts),

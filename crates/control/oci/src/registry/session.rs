@@ -3,12 +3,11 @@
 //! A login goes to the registry's own origin and to the token service that it names, nowhere else: a redirect to
 //! another origin, such as a content server, is followed without it.
 
-use std::sync::Mutex;
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::Mutex;
 use reqwest::blocking::{Client, RequestBuilder, Response};
-use reqwest::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, WWW_AUTHENTICATE};
+use reqwest::header::{ACCEPT, AUTHORIZATION, WWW_AUTHENTICATE};
 use reqwest::{StatusCode, Url};
 use serde::Deserialize;
 
@@ -166,43 +165,23 @@ impl Session {
             host: self.host().to_owned(),
             problem,
         };
-        let mut url = self.base.join(path).map_err(|_| wrong("it is not a URL"))?;
-        for _ in 0..=limits::REDIRECTS {
-            let mut request = self.http.get(url.clone()).header(ACCEPT, accept);
-            if url.origin() == self.base.origin()
-                && let Some(header) = self.kept()
-            {
-                request = request.header(AUTHORIZATION, header);
+        let url = self.base.join(path).map_err(|_| wrong("it is not a URL"))?;
+        http::follow(url, self.host(), from, |url| {
+            let is_ours = url.origin() == self.base.origin();
+            let request = self.http.get(url).header(ACCEPT, accept);
+            match self.kept().filter(|_| is_ours) {
+                Some(header) => request.header(AUTHORIZATION, header),
+                None => request,
             }
-            if from > 0 {
-                request = request.header(RANGE, format!("bytes={from}-"));
-            }
-            let response = request.send().map_err(|error| self.unreachable(error))?;
-            if !response.status().is_redirection() {
-                return Ok(response);
-            }
-            let target = response
-                .headers()
-                .get(LOCATION)
-                .and_then(|to| to.to_str().ok());
-            url = http::redirect(&url, target, self.host())?;
-        }
-        Err(RegistryError::Redirects {
-            host: self.host().to_owned(),
-            limit: limits::REDIRECTS,
         })
     }
 
     fn kept(&self) -> Option<String> {
-        let kept = self.authorization.lock();
-        kept.unwrap_or_else(std::sync::PoisonError::into_inner)
-            .0
-            .clone()
+        self.authorization.lock().0.clone()
     }
 
     fn keep(&self, header: String) {
-        let kept = self.authorization.lock();
-        kept.unwrap_or_else(std::sync::PoisonError::into_inner).0 = Some(header);
+        self.authorization.lock().0 = Some(header);
     }
 
     /// Gets a new `Authorization` header, as the answer asks for.

@@ -86,6 +86,3 @@ pub const AGENT_PORT: u32 = 1024;
 
 /// The vsock port on the host side that the agent connects to once it is ready.
 pub const READY_PORT: u32 = 1;
-
-/// The TCP port of the line-based protocol that older clients speak.
-pub const LEGACY_PORT: u16 = 8888;

@@ -15,7 +15,6 @@ mod error;
 mod files;
 mod identity;
 mod interp;
-mod legacy;
 mod metrics;
 mod mounting;
 mod net;
@@ -85,7 +84,6 @@ struct Plan {
     listen: Address,
     token: Option<String>,
     cgroup: Option<UserGroup>,
-    legacy: bool,
 }
 
 #[cfg_attr(test, allow(dead_code))]
@@ -97,7 +95,6 @@ impl Plan {
             listen: booted.listen,
             token: booted.token,
             cgroup: booted.cgroup,
-            legacy: booted.legacy,
         })
     }
 
@@ -115,7 +112,6 @@ impl Plan {
                         .map_err(|error| format!("cannot use {}: {error}", path.display()))
                 })
                 .transpose()?,
-            legacy: false,
         })
     }
 }
@@ -131,14 +127,6 @@ async fn serve(plan: Plan) -> std::io::Result<()> {
     let mut listener = Listener::bind(&plan.listen).await?;
     if matches!(plan.listen, Address::Vsock(_)) {
         tokio::task::spawn_local(ready::say_ready());
-    }
-    if plan.legacy {
-        let agent = Rc::clone(&agent);
-        tokio::task::spawn_local(async move {
-            if let Err(error) = legacy::serve(agent).await {
-                boot::say(format_args!("cannot serve older clients: {error}"));
-            }
-        });
     }
     let token: Option<Rc<str>> = plan.token.map(Into::into);
     loop {

@@ -12,7 +12,6 @@ pub struct Cmdline {
     pub root: Root,
     pub listen: Address,
     pub hostname: String,
-    pub legacy: bool,
     pub network: Option<NetworkRequest>,
 }
 
@@ -72,7 +71,6 @@ impl Cmdline {
             root,
             listen,
             hostname,
-            legacy: matches!(value("forkd.legacy"), Some("1" | "yes")),
             network: network(role, value),
         }
     }
@@ -114,17 +112,17 @@ mod tests {
             (cmdline.root, cmdline.listen),
             (Root::Auto, Address::Vsock(1024))
         );
-        assert_eq!((cmdline.network, cmdline.legacy), (None, false));
+        assert_eq!(cmdline.network, None);
     }
 
     #[test]
     fn words_are_read_and_the_last_one_counts() {
         let text = "forkd.root=overlay forkd.hostname=a forkd.hostname=b forkd.ip=10.1.0.2/30 forkd.gw=10.1.0.1 \
-                    forkd.dns=1.1.1.1,9.9.9.9 forkd.legacy=1 forkd.listen=tcp:99";
+                    forkd.dns=1.1.1.1,9.9.9.9 forkd.listen=tcp:99";
         let cmdline = Cmdline::parse(text);
         assert_eq!(
-            (cmdline.root, cmdline.hostname.as_str(), cmdline.legacy),
-            (Root::Overlay, "b", true)
+            (cmdline.root, cmdline.hostname.as_str()),
+            (Root::Overlay, "b")
         );
         assert_eq!(cmdline.listen, Address::Tcp("0.0.0.0:99".into()));
         let network = cmdline.network.unwrap();

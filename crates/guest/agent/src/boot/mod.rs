@@ -47,7 +47,6 @@ pub struct Booted {
     pub role: Role,
     pub listen: Address,
     pub token: Option<String>,
-    pub legacy: bool,
     /// The group that user processes join.
     pub cgroup: Option<crate::user_group::UserGroup>,
 }
@@ -91,7 +90,6 @@ pub fn bring_up() -> Result<Booted, BootError> {
         role: cmdline.role,
         listen: cmdline.listen,
         token: token.filter(|_| cmdline.role == Role::Machine),
-        legacy: cmdline.legacy,
         cgroup,
     })
 }

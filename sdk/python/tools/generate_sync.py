@@ -14,7 +14,7 @@ import tempfile
 import unasync
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "src" / "forkd_sdk"
-NAMES = ["Http", "Session", "Pty", "Commands", "Process", "Files", "Interpreter", "SandboxBase", "Attempt", "Client", "Snapshots", "Workspaces", "Opening"]
+NAMES = ["Http", "Session", "Ports", "Pty", "Commands", "Process", "Files", "Interpreter", "SandboxBase", "Attempt", "Client", "Snapshots", "Workspaces", "Opening"]
 REPLACEMENTS = {
     **{f"Async{name}": name for name in NAMES},
     "_aio": "_sio",

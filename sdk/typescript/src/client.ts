@@ -1,5 +1,6 @@
 /** The daemon: sandboxes, snapshots, events. */
 
+import { StreamCut } from "./errors.js";
 import { Http, LONG_MS, type CallOptions, type ClientOptions } from "./http.js";
 import * as read from "./models.js";
 import type { Event, SandboxInfo, SnapshotInfo } from "./models.js";
@@ -30,9 +31,10 @@ export class Client {
     const { signal, ...query } = options;
     return read.rows(await this.http.json("GET", "/v1/sandboxes", { query, signal }), read.sandboxInfo);
   }
-  /** Changes from now on. The stream has no end. */
+  /** Changes from now on. The stream has no end: `StreamCut` is thrown when the daemon stops. */
   async *events(options: CallOptions = {}): AsyncGenerator<Event> {
     for await (const line of await this.http.open("GET", "/v1/events", options)) if (!read.isKeepalive(line)) yield read.event(line);
+    throw new StreamCut("the events ended: the daemon stops");
   }
 }
 

@@ -1,7 +1,7 @@
 /** The rooms `commands` and `pty` of a sandbox. */
 
-import { CommandFailed, CommandTimeout, ProtocolError, StreamCut } from "./errors.js";
-import type { CallOptions, Http } from "./http.js";
+import { CommandFailed, CommandTimeout, ProtocolError, SandboxUnreachable, StreamCut } from "./errors.js";
+import { SILENCE_MS, type CallOptions, type Http } from "./http.js";
 import { frame, parse, pid as readPid, processInfo, rows, type CommandResult, type Frame, type ProcessInfo } from "./models.js";
 
 export interface StartOptions extends CallOptions {
@@ -23,7 +23,6 @@ export type Output = Extract<Frame, { data: Uint8Array }>;
 export type Command = string | readonly string[];
 
 const argv = (command: Command): string[] => (typeof command === "string" ? ["/bin/sh", "-c", command] : [...command]);
-// The daemon ends a command at its timeout. The client waits this much longer for the answer.
 
 function request(command: Command, o: RunOptions, timeout?: number): Record<string, unknown> {
   return { args: argv(command), timeout_secs: timeout === undefined ? undefined : Math.max(1, Math.ceil(timeout)), cwd: o.cwd, env: o.env, user: o.user, stdin: o.stdin };
@@ -71,14 +70,17 @@ export class Commands {
     yield* frames(this.http, "POST", `${this.base}/exec/stream`, { json: request(command, options, timeout), signal: options.signal });
   }
 
-  /** Starts a command in the background. The command has no timeout and outlives the connection. */
-  async start(command: Command, options: StartOptions & { stdin?: string } = {}): Promise<Process> {
+  /**
+   * Starts a command in the background. The command has no timeout and outlives the connection. A text is its whole input;
+   * with `stdin: true` its input stays open for `write`.
+   */
+  async start(command: Command, options: StartOptions & { stdin?: string | boolean } = {}): Promise<Process> {
     const { stdin, ...rest } = options;
-    const json = { ...request(command, rest), open_stdin: stdin !== undefined };
+    const json = { ...request(command, rest), open_stdin: stdin !== undefined && stdin !== false };
     const process = this.connect(readPid(await this.http.json("POST", `${this.base}/processes`, { json, signal: options.signal })));
-    if (stdin !== undefined) {
-      const content = new TextEncoder().encode(stdin);
-      await this.http.call("POST", `${this.base}/processes/${process.pid}/stdin?eof=true`, { content, signal: options.signal });
+    if (typeof stdin === "string") {
+      await process.write(stdin, options);
+      await process.closeStdin(options);
     }
     return process;
   }
@@ -133,6 +135,15 @@ export class Process {
     if (this.exitCode === undefined) throw new ProtocolError("the process has no exit code");
     return collected.result(this.exitCode);
   }
+  /** Sends data to the input of a process that was started with `stdin`. */
+  async write(data: string | Uint8Array, options: CallOptions = {}): Promise<void> {
+    const content = typeof data === "string" ? new TextEncoder().encode(data) : data;
+    await this.http.call("POST", `${this.base}/processes/${this.pid}/stdin`, { content, signal: options.signal });
+  }
+  /** Ends the input. */
+  async closeStdin(options: CallOptions = {}): Promise<void> {
+    await this.http.call("POST", `${this.base}/processes/${this.pid}/stdin`, { content: new Uint8Array(), query: { eof: "true" }, signal: options.signal });
+  }
   async signal(number: number, options: CallOptions = {}): Promise<void> {
     await this.http.call("POST", `${this.base}/processes/${this.pid}/signal`, { json: { signal: number }, ...options });
   }
@@ -149,7 +160,7 @@ export class Session {
   #closed = false;
   #wake: (() => void) | undefined;
 
-  constructor(readonly socket: WebSocket) {
+  constructor(readonly socket: WebSocket, readonly silenceMs: number = SILENCE_MS) {
     const wake = (): void => this.#wake?.();
     socket.onmessage = (message) => (this.#queue.push(message), wake());
     const close = (): void => ((this.#closed = true), wake());
@@ -184,12 +195,22 @@ export class Session {
   kill(): void {
     this.socket.close();
   }
+  /** Whether a message, or the end, comes in time. The daemon sends a keepalive after 15 s of silence. */
+  async #arrival(): Promise<boolean> {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const woken = new Promise<boolean>((resolve) => (this.#wake = () => resolve(true)));
+    const late = new Promise<boolean>((resolve) => (timer = setTimeout(() => resolve(false), this.silenceMs)));
+    return Promise.race([woken, late]).finally(() => clearTimeout(timer));
+  }
   async #next(): Promise<Output | undefined> {
     for (;;) {
       const message = this.#queue.shift();
       if (!message) {
         if (this.#closed) throw new StreamCut("the connection closed before the program ended", this.pid);
-        await new Promise<void>((resolve) => (this.#wake = resolve));
+        if (!(await this.#arrival())) {
+          this.kill();
+          throw new SandboxUnreachable(`no message for ${this.silenceMs} ms`, this.pid);
+        }
         continue;
       }
       if (message.data instanceof ArrayBuffer) {

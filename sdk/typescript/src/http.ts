@@ -33,7 +33,7 @@ export interface RequestOptions extends CallOptions {
 const TRANSIENT = new Set(["rate_limited", "busy", "shutting_down"]);
 export const LONG_MS = 600_000;
 /** The daemon sends a keepalive after every 15 s of silence: a stream that is silent for longer is dead. */
-const SILENCE_MS = 45_000;
+export const SILENCE_MS = 45_000;
 
 function variable(name: string): string | undefined {
   const process = (globalThis as { process?: { env?: Record<string, string | undefined> } }).process;
@@ -144,9 +144,20 @@ export class Http {
    * `silenceMs` is the longest time without a byte.
    */
   async open(method: string, path: string, options: RequestOptions & { silenceMs?: number | undefined } = {}): Promise<AsyncGenerator<unknown>> {
+    const silenceMs = options.silenceMs ?? SILENCE_MS;
     const end = new AbortController();
-    const response = await this.#send(method, path, { ...options, signal: AbortSignal.any([end.signal, ...(options.signal ? [options.signal] : [])]) }, undefined);
-    return lines(response, path, end, { ...options, silenceMs: options.silenceMs ?? SILENCE_MS });
+    const late = new AbortController();
+    const timer = setTimeout(() => late.abort(), silenceMs);
+    try {
+      const signal = AbortSignal.any([end.signal, ...(options.signal ? [options.signal] : [])]);
+      const response = await this.#send(method, path, { ...options, signal }, late.signal);
+      return lines(response, path, end, { ...options, silenceMs });
+    } catch (cause) {
+      if (cause instanceof RequestTimeout) throw new SandboxUnreachable(`${path}: no byte for ${silenceMs} ms`, undefined, { cause });
+      throw cause;
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   /** A WebSocket to a route. */

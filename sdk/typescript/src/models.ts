@@ -64,6 +64,22 @@ export interface FileEntry {
   kind: string;
   size: number;
   mode: number;
+  /** Where a symbolic link points. */
+  target: string | undefined;
+}
+export type PortAccess = "owner" | "token" | "public";
+export interface PortInfo {
+  port: number;
+  listening: boolean;
+  access: PortAccess;
+  /** Path of the port on the daemon, for the owner. */
+  path: string;
+  /** URL under the host name of the port. */
+  url: string | undefined;
+  /** Address on which the daemon's host publishes the port. */
+  host: string | undefined;
+  /** For the header `Forkd-Access-Token`, if the access is `token`. */
+  token: string | undefined;
 }
 export interface FileChange {
   change: string;
@@ -128,10 +144,17 @@ export function evaluation(value: unknown): Evaluation {
   const result = json === undefined ? (shown ?? null) : (parse(json, "eval") as Json);
   return { value: result, text: shown, stdout: maybe(f, "stdout") ?? "", stderr: maybe(f, "stderr") ?? "", error: maybe(f, "error"), traceback: maybe(f, "traceback") };
 }
-export function fileEntry(value: unknown, folder: string): FileEntry {
+/** An entry of a directory, or a path that was asked for alone. */
+export function fileEntry(value: unknown, folder?: string): FileEntry {
   const f = fields(value, "file");
   const name = text(f, "name");
-  return { name, path: `${folder.replace(/\/+$/, "")}/${name}`, kind: text(f, "kind"), size: number(f, "size"), mode: number(f, "mode") };
+  const path = folder === undefined ? name : `${folder.replace(/\/+$/, "")}/${name}`;
+  return { name: folder === undefined ? name.slice(name.lastIndexOf("/") + 1) : name, path, kind: text(f, "kind"), size: number(f, "size"), mode: number(f, "mode"), target: maybe(f, "symlink_target") };
+}
+export function portInfo(value: unknown): PortInfo {
+  const f = fields(value, "port");
+  const access = text(f, "access") as PortAccess;
+  return { port: number(f, "port"), listening: f["listening"] === true, access, path: text(f, "path"), url: maybe(f, "url"), host: maybe(f, "host"), token: maybe(f, "token") };
 }
 export function fileChange(value: unknown): FileChange {
   const f = fields(value, "change");

@@ -2,10 +2,10 @@
 
 import { Client } from "./client.js";
 import { Commands, Pty, type RunOptions, type Command } from "./commands.js";
-import { ApiError, EvalError, ExploreError, FileMissing, ForkError, InvalidRequest, SandboxGone, SandboxNotFound, apiError } from "./errors.js";
+import { ApiError, EvalError, ExploreError, FileMissing, ForkError, InvalidRequest, SandboxGone, SandboxNotFound, StreamCut, apiError } from "./errors.js";
 import { LONG_MS, type CallOptions, type ClientOptions, type Http } from "./http.js";
 import * as read from "./models.js";
-import type { BranchMode, Checkpoint, CommandResult, Evaluation, FileChange, FileEntry, Json, Network, Rollback, SandboxInfo, SnapshotInfo } from "./models.js";
+import type { BranchMode, Checkpoint, CommandResult, Evaluation, FileChange, FileEntry, Json, Network, PortAccess, PortInfo, Rollback, SandboxInfo, SnapshotInfo } from "./models.js";
 
 export interface CreateOptions extends CallOptions {
   tag: string;
@@ -55,18 +55,22 @@ export class Files {
   async list(path: string, options: CallOptions = {}): Promise<FileEntry[]> {
     return read.rows(await this.http.json("GET", `${this.#base}/list`, { query: { path }, ...options }), (item) => read.fileEntry(item, path));
   }
+  /** One path. A symbolic link is described itself, not its target. */
+  async stat(path: string, options: CallOptions = {}): Promise<FileEntry> {
+    return read.fileEntry(await this.http.json("GET", `${this.#base}/stat`, { query: { path }, ...options }));
+  }
   async exists(path: string, options: CallOptions = {}): Promise<boolean> {
-    const clean = path.replace(/\/+$/, "");
-    if (clean === "") return path !== "";
-    const cut = clean.lastIndexOf("/");
     try {
-      const entries = await this.list(clean.slice(0, cut) || "/", options);
-      return entries.some((entry) => entry.name === clean.slice(cut + 1));
+      await this.stat(path, options);
+      return true;
     } catch (error) {
-      // The daemon refuses to list a parent that is not a directory.
+      // The daemon refuses a path below a file.
       if (error instanceof FileMissing || (error instanceof InvalidRequest && path.startsWith("/"))) return false;
       throw error;
     }
+  }
+  async rename(from: string, to: string, options: CallOptions = {}): Promise<void> {
+    await this.http.call("POST", `${this.#base}/rename`, { json: { from, to }, ...options });
   }
   async mkdir(path: string, options: CallOptions = {}): Promise<void> {
     await this.http.call("POST", `${this.#base}/mkdir`, { json: { path }, ...options });
@@ -74,7 +78,10 @@ export class Files {
   async remove(path: string, options: CallOptions & { recursive?: boolean } = {}): Promise<void> {
     await this.http.call("DELETE", this.#base, { query: { path, recursive: options.recursive ? "true" : undefined }, signal: options.signal });
   }
-  /** Changes of a file or directory. The watch is in place when the promise is fulfilled. */
+  /**
+   * Changes of a file or directory. The watch is in place when the promise is fulfilled. The changes have no end:
+   * `StreamCut` is thrown when the sandbox is deleted.
+   */
   async watch(path: string, options: CallOptions & { recursive?: boolean } = {}): Promise<AsyncGenerator<FileChange>> {
     const query = { path, recursive: options.recursive ? "true" : undefined };
     return changes(await this.http.open("GET", `${this.#base}/watch`, { query, signal: options.signal }));
@@ -83,6 +90,7 @@ export class Files {
 
 async function* changes(lines: AsyncGenerator<unknown>): AsyncGenerator<FileChange> {
   for await (const line of lines) if (!read.isKeepalive(line)) yield read.fileChange(line);
+  throw new StreamCut("the watch ended: the sandbox or the daemon is gone");
 }
 
 export class Interpreter {
@@ -100,7 +108,32 @@ export class Interpreter {
   }
 }
 
+/** The ports of a guest. The daemon leads to them, so the guest needs no network. */
+export class Ports {
+  readonly #base: string;
+  constructor(readonly http: Http, base: string) {
+    this.#base = `${base}/ports`;
+  }
+  /** The ports on which programs listen, and those with settings. */
+  async list(options: CallOptions = {}): Promise<PortInfo[]> {
+    return read.rows(await this.http.json("GET", this.#base, options), read.portInfo);
+  }
+  async get(port: number, options: CallOptions = {}): Promise<PortInfo> {
+    return read.portInfo(await this.http.json("GET", `${this.#base}/${port}`, options));
+  }
+  /** Sets who may use a port. `host` also publishes it, such as `127.0.0.1:0`. */
+  async set(port: number, settings: CallOptions & { access?: PortAccess; host?: string } = {}): Promise<PortInfo> {
+    const { signal, ...json } = settings;
+    return read.portInfo(await this.http.json("PUT", `${this.#base}/${port}`, { json, signal }));
+  }
+  /** The address of a port on the daemon, for the owner. */
+  async url(port: number, options: CallOptions = {}): Promise<string> {
+    return this.http.base + (await this.get(port, options)).path;
+  }
+}
+
 export class Sandbox {
+  readonly ports: Ports;
   readonly commands: Commands;
   readonly files: Files;
   readonly interpreter: Interpreter;
@@ -113,6 +146,7 @@ export class Sandbox {
     this.files = new Files(client.http, this.#base);
     this.interpreter = new Interpreter(client.http, this.#base);
     this.pty = new Pty(client.http, this.#base);
+    this.ports = new Ports(client.http, this.#base);
   }
 
   /** Starts a child of a snapshot. */

@@ -18,6 +18,7 @@ const stream = (frames, end = true) => {
   return `HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n${body}${end ? "0\r\n\r\n" : ""}`;
 };
 const HOLD = Symbol("hold");
+const MUTE = Symbol("mute");
 const sandbox = (id = "sb1", fields = {}) => ({ id, snapshot_tag: "py", created_at_unix: 1, state: "running", ...fields });
 const STARTED = { type: "started", pid: 7 };
 const EXIT = { type: "exit", exit_code: 0, timed_out: false };
@@ -40,7 +41,8 @@ async function served(answers, body) {
       if (reply === HOLD) {
         held.push(new Promise((resolve) => socket.on("close", resolve)));
         socket.write(stream([STARTED], false));
-      } else if (reply === "") socket.destroy();
+      } else if (reply === MUTE) held.push(socket);
+      else if (reply === "") socket.destroy();
       else socket.end(reply);
       text = "";
     });
@@ -113,6 +115,29 @@ test("a silent stream ends", () =>
     const lines = await client.http.open("GET", "/v1/events", { silenceMs: 200 });
     await lines.next();
     await assert.rejects(lines.next(), forkd.SandboxUnreachable);
+  }));
+
+test("a request for a stream that is not answered ends", () =>
+  served([MUTE], async (_, { client, held }) => {
+    await assert.rejects(client.http.open("POST", "/v1/sandboxes/sb1/exec/stream", { json: {}, silenceMs: 200 }), forkd.SandboxUnreachable);
+    held[0].destroy();
+  }));
+
+test("a silent terminal ends, and closes its connection", async () => {
+  let closed = false;
+  const session = new forkd.Session({ send() {}, close: () => (closed = true) }, 50);
+  await assert.rejects(session.wait(), forkd.SandboxUnreachable);
+  assert.equal(closed, true);
+});
+
+test("a watch that ends by itself is an error", () =>
+  served([stream([{ change: "created", path: "/a" }])], async (box) => {
+    const seen = [];
+    const follow = async () => {
+      for await (const change of await box.files.watch("/")) seen.push(change.path);
+    };
+    await assert.rejects(follow(), forkd.StreamCut);
+    assert.deepEqual(seen, ["/a"]);
   }));
 
 test("children that run are not lost when others fail", () =>

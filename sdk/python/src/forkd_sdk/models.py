@@ -12,6 +12,8 @@ from forkd_sdk._wire import Fields
 from forkd_sdk.errors import ApiError, ProtocolError, api_error
 
 BranchMode = Literal["full", "diff", "live"]
+# Who may use a port by its host name.
+PortAccess = Literal["owner", "token", "public"]
 # A mode ("none", "public", "open", "custom"), or a policy: {"mode": …, "rules": […], "limits": {…}}.
 Network = str | dict[str, Any]
 R = TypeVar("R")
@@ -317,13 +319,39 @@ class FileEntry:
     size: int
     mode: int
     modified: int
+    target: str | None = None
+    """Where a symbolic link points."""
 
     @staticmethod
-    def read(value: object, folder: str) -> FileEntry:
+    def read(value: object, folder: str | None) -> FileEntry:
+        """An entry of a directory, or a path that was asked for alone."""
         f = Fields(value, "file")
         name = f.text("name")
-        path = f"{folder.rstrip('/')}/{name}"
-        return FileEntry(name, path, f.text("kind"), f.number("size"), f.number("mode"), f.number("modified_unix"))
+        path = name if folder is None else f"{folder.rstrip('/')}/{name}"
+        kind, size, mode, modified = f.text("kind"), f.number("size"), f.number("mode"), f.number("modified_unix")
+        shown = name.rpartition("/")[2] if folder is None else name
+        return FileEntry(shown, path, kind, size, mode, modified, f.opt_text("symlink_target"))
+
+
+@dataclass(frozen=True, slots=True)
+class PortInfo:
+    """A port of a guest."""
+
+    port: int
+    listening: bool
+    access: PortAccess
+    path: str
+    url: str | None
+    host: str | None
+    token: str | None
+
+    @staticmethod
+    def read(value: object) -> PortInfo:
+        f = Fields(value, "port")
+        access: Any = f.text("access")
+        return PortInfo(
+            f.number("port"), f.flag("listening"), access, f.text("path"), f.opt_text("url"), f.opt_text("host"), f.opt_text("token")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from forkd_sdk._async.http import AsyncHttp
 from forkd_sdk._async.sandbox import LONG, AsyncSandboxBase, bind_all
 from forkd_sdk._wire import Fields, is_keepalive, rows, without_none
+from forkd_sdk.errors import StreamCut
 from forkd_sdk.models import Event, Network, SandboxInfo, SandboxStats, SnapshotInfo, Workspace
 
 S = TypeVar("S", bound=AsyncSandboxBase)
@@ -67,11 +68,12 @@ class AsyncClient:
         return rows(await self.http.json("GET", "/v1/stats"), "stats", SandboxStats.read)
 
     async def events(self) -> AsyncGenerator[Event]:
-        """Changes from now on. The stream has no end."""
+        """Changes from now on. The stream has no end: `StreamCut` is raised when the daemon stops."""
         async with aclosing(self.http.lines("GET", "/v1/events")) as lines:
             async for line in lines:
                 if not is_keepalive(line):
                     yield Event.read(line)
+        raise StreamCut("the events ended: the daemon stops")
 
     async def aclose(self) -> None:
         """Closes the connections. A later call opens new ones."""

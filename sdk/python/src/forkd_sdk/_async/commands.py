@@ -98,16 +98,19 @@ class AsyncCommands:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: str | None = None,
-        stdin: str | bytes | None = None,
+        stdin: str | bytes | bool = False,
     ) -> AsyncProcess:
-        """Starts a command in the background. The command has no timeout and outlives the connection."""
+        """Starts a command in the background. The command has no timeout and outlives the connection.
+
+        A text or bytes are its whole input. With `stdin=True` its input stays open for `write`.
+        """
         body = _request(argv(command), None, cwd, env, user, None)
-        body["open_stdin"] = stdin is not None
+        body["open_stdin"] = stdin is not False
         answer = await self._http.json("POST", f"{self._base}/processes", json=body)
         process = self.connect(Fields(answer, "process").number("pid"))
-        if stdin is not None:
-            content = stdin.encode() if isinstance(stdin, str) else stdin
-            await self._http.call("POST", f"{process._base}/stdin", params={"eof": "true"}, content=content)
+        if not isinstance(stdin, bool):
+            await process.write(stdin)
+            await process.close_stdin()
         return process
 
     async def open(
@@ -156,6 +159,15 @@ class AsyncProcess:
         if self.exit_code is None:
             raise ProtocolError("the process has no exit code")
         return CommandResult(stdout, stderr, self.exit_code)
+
+    async def write(self, data: str | bytes) -> None:
+        """Sends data to the input of a process that was started with `stdin`."""
+        content = data.encode() if isinstance(data, str) else data
+        await self._http.call("POST", f"{self._base}/stdin", content=content)
+
+    async def close_stdin(self) -> None:
+        """Ends the input."""
+        await self._http.call("POST", f"{self._base}/stdin", params={"eof": "true"}, content=b"")
 
     async def signal(self, number: int) -> None:
         """Sends a signal to the process."""

@@ -12,6 +12,7 @@ from forkd_sdk import _aio as io
 from forkd_sdk._async.commands import AsyncCommands
 from forkd_sdk._async.files import AsyncFiles
 from forkd_sdk._async.interpreter import AsyncInterpreter
+from forkd_sdk._async.ports import AsyncPorts
 from forkd_sdk._async.session import AsyncPty
 from forkd_sdk._tree import Node
 from forkd_sdk._wire import rows, without_none
@@ -47,6 +48,7 @@ class AsyncSandboxBase:
     commands: AsyncCommands
     files: AsyncFiles
     interpreter: AsyncInterpreter
+    ports: AsyncPorts
     pty: AsyncPty
     node: Node
     _info: SandboxInfo
@@ -68,6 +70,7 @@ class AsyncSandboxBase:
         self.commands = AsyncCommands(client.http, self._base)
         self.files = AsyncFiles(client.http, self._base)
         self.interpreter = AsyncInterpreter(client.http, self._base)
+        self.ports = AsyncPorts(client.http, self._base)
         self.pty = AsyncPty(client.http, self._base)
         self.node = (parent or Node("snapshot", info.snapshot_tag)).add("sandbox", info.id)
 

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from forkd_sdk._sync.http import Http
 from forkd_sdk._sync.sandbox import LONG, SandboxBase, bind_all
 from forkd_sdk._wire import Fields, is_keepalive, rows, without_none
+from forkd_sdk.errors import StreamCut
 from forkd_sdk.models import Event, Network, SandboxInfo, SandboxStats, SnapshotInfo, Workspace
 
 S = TypeVar("S", bound=SandboxBase)
@@ -68,11 +69,12 @@ class Client:
         return rows(self.http.json("GET", "/v1/stats"), "stats", SandboxStats.read)
 
     def events(self) -> Generator[Event]:
-        """Changes from now on. The stream has no end."""
+        """Changes from now on. The stream has no end: `StreamCut` is raised when the daemon stops."""
         with closing(self.http.lines("GET", "/v1/events")) as lines:
             for line in lines:
                 if not is_keepalive(line):
                     yield Event.read(line)
+        raise StreamCut("the events ended: the daemon stops")
 
     def close(self) -> None:
         """Closes the connections. A later call opens new ones."""

@@ -99,16 +99,19 @@ class Commands:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: str | None = None,
-        stdin: str | bytes | None = None,
+        stdin: str | bytes | bool = False,
     ) -> Process:
-        """Starts a command in the background. The command has no timeout and outlives the connection."""
+        """Starts a command in the background. The command has no timeout and outlives the connection.
+
+        A text or bytes are its whole input. With `stdin=True` its input stays open for `write`.
+        """
         body = _request(argv(command), None, cwd, env, user, None)
-        body["open_stdin"] = stdin is not None
+        body["open_stdin"] = stdin is not False
         answer = self._http.json("POST", f"{self._base}/processes", json=body)
         process = self.connect(Fields(answer, "process").number("pid"))
-        if stdin is not None:
-            content = stdin.encode() if isinstance(stdin, str) else stdin
-            self._http.call("POST", f"{process._base}/stdin", params={"eof": "true"}, content=content)
+        if not isinstance(stdin, bool):
+            process.write(stdin)
+            process.close_stdin()
         return process
 
     def open(
@@ -157,6 +160,15 @@ class Process:
         if self.exit_code is None:
             raise ProtocolError("the process has no exit code")
         return CommandResult(stdout, stderr, self.exit_code)
+
+    def write(self, data: str | bytes) -> None:
+        """Sends data to the input of a process that was started with `stdin`."""
+        content = data.encode() if isinstance(data, str) else data
+        self._http.call("POST", f"{self._base}/stdin", content=content)
+
+    def close_stdin(self) -> None:
+        """Ends the input."""
+        self._http.call("POST", f"{self._base}/stdin", params={"eof": "true"}, content=b"")
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process."""

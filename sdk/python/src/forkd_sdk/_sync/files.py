@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forkd_sdk import _sio as io
 from forkd_sdk._sync.http import SILENCE
 from forkd_sdk._wire import is_keepalive, parse_line, rows
-from forkd_sdk.errors import FileMissing, InvalidRequest
+from forkd_sdk.errors import FileMissing, InvalidRequest, StreamCut
 from forkd_sdk.models import FileChange, FileEntry, Transfer
 
 if TYPE_CHECKING:
@@ -71,26 +71,23 @@ class Files:
         return found
 
     def stat(self, path: str) -> FileEntry:
-        """One entry. A missing one raises `FileMissing`."""
-        folder, name = posixpath.split(posixpath.normpath(path))
-        for entry in self.list(folder or "/"):
-            if entry.name == name:
-                return entry
-        body = {"error": f"there is no file {path}", "code": "file_not_found"}
-        raise FileMissing(404, body, self._base)
+        """One path. A symbolic link is described itself, not its target. A missing path raises `FileMissing`."""
+        return FileEntry.read(self._http.json("GET", f"{self._base}/stat", params={"path": path}), None)
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory."""
         if not path.startswith("/"):
             raise ValueError(f"{path!r} is not an absolute path")
-        if posixpath.normpath(path) == "/":
-            return True
         try:
             self.stat(path)
         except (FileMissing, InvalidRequest):
-            # The daemon refuses to list a parent that is not a directory.
+            # The daemon refuses a path below a file.
             return False
         return True
+
+    def rename(self, old: str, new: str, *, replace: bool = False) -> None:
+        """Gives a file or directory another path."""
+        self._http.json("POST", f"{self._base}/rename", json={"from": old, "to": new, "replace": replace})
 
     def mkdir(self, path: str) -> None:
         """Makes a directory and its parents."""
@@ -105,7 +102,10 @@ class Files:
 
     @contextmanager
     def watch(self, path: str, *, recursive: bool = False) -> Generator[Iterator[FileChange]]:
-        """Changes of a file or directory. The watch is in place when the block begins."""
+        """Changes of a file or directory. The watch is in place when the block begins.
+
+        The changes have no end: `StreamCut` is raised when the sandbox is deleted.
+        """
         params = {"path": path}
         if recursive:
             params["recursive"] = "true"
@@ -181,3 +181,4 @@ def _changes(response: io.Response) -> Iterator[FileChange]:
             value = parse_line(line, "watch")
             if not is_keepalive(value):
                 yield FileChange.read(value)
+    raise StreamCut("the watch ended: the sandbox or the daemon is gone")

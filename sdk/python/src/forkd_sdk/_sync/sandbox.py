@@ -13,6 +13,7 @@ from forkd_sdk import _sio as io
 from forkd_sdk._sync.commands import Commands
 from forkd_sdk._sync.files import Files
 from forkd_sdk._sync.interpreter import Interpreter
+from forkd_sdk._sync.ports import Ports
 from forkd_sdk._sync.session import Pty
 from forkd_sdk._tree import Node
 from forkd_sdk._wire import rows, without_none
@@ -48,6 +49,7 @@ class SandboxBase:
     commands: Commands
     files: Files
     interpreter: Interpreter
+    ports: Ports
     pty: Pty
     node: Node
     _info: SandboxInfo
@@ -69,6 +71,7 @@ class SandboxBase:
         self.commands = Commands(client.http, self._base)
         self.files = Files(client.http, self._base)
         self.interpreter = Interpreter(client.http, self._base)
+        self.ports = Ports(client.http, self._base)
         self.pty = Pty(client.http, self._base)
         self.node = (parent or Node("snapshot", info.snapshot_tag)).add("sandbox", info.id)
 

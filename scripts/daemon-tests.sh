@@ -109,10 +109,18 @@ systemd_case() {
 # Runs the scenario that all clients share. `python` is the interpreter of the SDK.
 in_python_sdk() { PYTHONPATH=$root/sdk/python/src "$python" "$clients/scenario.py" "$root/sdk/conformance/scenario.json" "$@"; }
 
+# Loses the sandbox, the daemon or the network path under calls of the SDK: `in_python_faults sync|async START`.
+in_python_faults() {
+    PYTHONPATH=$root/sdk/python/src "$python" "$clients/faults.py" "$url" "$tag" "$1" "$level" "$bin/forkd machine exec --no-sync --" "$2"
+}
+
+# Tests the adapter for a framework: `in_framework NAME`.
+in_framework() { FORKD_URL=$url scripts/adapter-tests.sh "$1" "$tag"; }
+
 # A soak uses larger counts.
 daemon_cases() {
-    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100 interrupts=1
-    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000 interrupts=30; fi
+    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100 interrupts=1 level=quick
+    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000 interrupts=30 level=whole; fi
     daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-agent)
     provide_daemon
     # The data disk survives a run, and this build may not be able to run snapshots of an earlier one.
@@ -140,7 +148,11 @@ daemon_cases() {
     daemon_case "daemon: one scenario, blocking Python" in_python_sdk "$url" "$tag" sync
     daemon_case "daemon: one scenario, asynchronous Python" in_python_sdk "$url" "$tag" async
     daemon_case "daemon: one scenario, command line" in_python_sdk "$url" "$tag" cli "$bin/forkd"
+    daemon_case "daemon: faults under blocking Python" in_python_faults sync "$restart"
+    daemon_case "daemon: faults under asynchronous Python" in_python_faults async "$restart"
     build_typescript_sdk
+    daemon_case "daemon: faults under TypeScript" node "$clients/faults.mjs" "$root/sdk/typescript/dist/esm/index.js" \
+        "$url" "$tag" "$level" "$bin/forkd machine exec --no-sync --" "$restart"
     daemon_case "daemon: one scenario, TypeScript" node "$clients/scenario.mjs" "$root/sdk/typescript/dist/esm/index.js" \
         "$root/sdk/conformance/scenario.json" "$url" "$tag"
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
@@ -163,6 +175,17 @@ daemon_cases() {
         # The machine was filled anew, perhaps without the snapshot.
         "$bin/forkd" run --image python-numpy -- true </dev/null >&2
         daemon_case "daemon: requests made from the document" python3 "$clients/document.py" "$(dirname "$python")/schemathesis" "$url" "$tag"
+        daemon_case "daemon: the adapter for autogen" in_framework autogen
+        daemon_case "daemon: the adapter for crewai" in_framework crewai
+        daemon_case "daemon: the adapter for deepagents" in_framework deepagents
+        daemon_case "daemon: the adapter for inspect_ai" in_framework inspect_ai
+        daemon_case "daemon: the adapter for openai_agents" in_framework openai_agents
+        daemon_case "daemon: the adapter for pydantic_ai" in_framework pydantic_ai
+        daemon_case "daemon: the adapter for swarm" in_framework swarm
+        daemon_case "daemon: the adapter for ai-sdk" in_framework ai-sdk
+        daemon_case "daemon: the adapter for deepagents-js" in_framework deepagents-js
+        daemon_case "daemon: the adapter for mastra" in_framework mastra
+        daemon_case "daemon: the adapter for openai-agents-js" in_framework openai-agents-js
         # Runs in the machine: it makes network namespaces there.
         machine cp "$clients/network.py" :/tmp/network.py
         daemon_case "daemon: the network of guests" ask_machine python3 /tmp/network.py /var/lib/forkd

@@ -10,8 +10,9 @@ was started from goes with its children. The last line counts cases.
 import json
 import sys
 import time
-import urllib.error
 import urllib.request
+
+from cases import check, finish
 
 URL, TAG, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
 PREFIX = "branches-"
@@ -20,7 +21,6 @@ FLAT = PREFIX + "flat"
 DISK_LAYERS, MEMORY_LAYERS = 16, 32
 # The daemon collects unused content every five seconds.
 COLLECTED = 8
-passed = failed = 0
 
 
 def ask(method, path, body=None):
@@ -39,18 +39,6 @@ def run(sandbox, line):
 
 def spawn(tag):
     return ask("POST", "/v1/sandboxes", {"snapshot_tag": tag, "timeout_secs": 3600})[0]["id"]
-
-
-def case(name, body):
-    global passed, failed
-    try:
-        body()
-        passed += 1
-        print(f"ok   {name}", flush=True)
-    except (AssertionError, OSError, ValueError, KeyError) as error:
-        failed += 1
-        said = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
-        print(f"FAIL {name}: {error!r} {said}", flush=True)
 
 
 def branch_often():
@@ -130,12 +118,11 @@ def clean():
 
 
 clean()
-case(f"{COUNT} branches of one sandbox", branch_often)
+check(f"{COUNT} branches of one sandbox", branch_often)
 for number in (1, COUNT // 2, COUNT):
-    case(f"a child of branch {number} has its files", lambda number=number: has_its_files(f"{PREFIX}{number}", number))
-case("layers do not pile up", few_layers)
-case("a flat copy stands alone", flat)
+    check(f"a child of branch {number} has its files", lambda number=number: has_its_files(f"{PREFIX}{number}", number))
+check("layers do not pile up", few_layers)
+check("a flat copy stands alone", flat)
 clean()
-case("a fork leaves nothing behind", forks_leave_nothing)
-print(f"{passed} passed, {failed} failed")
-sys.exit(1 if failed else 0)
+check("a fork leaves nothing behind", forks_leave_nothing)
+finish()

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import time
 
+from cases import check, finish
 from layers import layer
 
 FORKD, FOLDER, UMOCI = sys.argv[1], pathlib.Path(sys.argv[2]) / "build", sys.argv[3]
 ROUNDS = int(sys.argv[4])
 CONTEXT = FOLDER / "context"
 SECRET = "sesame-never-in-an-image"
-passed = failed = 0
 
 DOCKERFILE = """\
 # syntax=docker/dockerfile:1
@@ -85,17 +85,6 @@ def build(name, *more, text=DOCKERFILE):
     secret.write_text(SECRET)
     flags = ["--disk", "128M", "--memory", "256M", "--secret", f"id=token,src={secret}", "--network", "none"]
     return forkd("build", "-t", name, *flags, *more, str(CONTEXT))
-
-
-def case(name, body):
-    global passed, failed
-    try:
-        body()
-        passed += 1
-        print(f"ok   {name}", flush=True)
-    except (AssertionError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-        failed += 1
-        print(f"FAIL {name}: {error}", flush=True)
 
 
 def sandboxes():
@@ -208,11 +197,11 @@ for name in ["built", "bare", "again", "shell-base"]:
 base_image(FOLDER / "base.tar")
 made = forkd("image", "pull", f"docker-archive:{FOLDER}/base.tar", "--name", "shell-base", "--disk", "128M")
 print(made.stderr, end="", file=sys.stderr)
-case("a Dockerfile becomes an image", a_dockerfile_becomes_an_image)
-case("only what follows a change runs again", only_what_follows_a_change_runs_again)
-case("a failed step can be entered", a_failed_step_can_be_entered)
-case("an interrupt ends the build", an_interrupt_ends_the_build)
-case("an image of nothing but a program", nothing_but_a_program)
-case("others read the export", others_read_the_export)
-case("everything goes", everything_goes)
-print(f"{passed} passed, {failed} failed")
+check("a Dockerfile becomes an image", a_dockerfile_becomes_an_image)
+check("only what follows a change runs again", only_what_follows_a_change_runs_again)
+check("a failed step can be entered", a_failed_step_can_be_entered)
+check("an interrupt ends the build", an_interrupt_ends_the_build)
+check("an image of nothing but a program", nothing_but_a_program)
+check("others read the export", others_read_the_export)
+check("everything goes", everything_goes)
+finish()

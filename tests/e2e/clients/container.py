@@ -14,13 +14,13 @@ import re
 import subprocess
 import sys
 
+from cases import check, finish
 from layers import layer
 
 FORKD, FOLDER = sys.argv[1], pathlib.Path(sys.argv[2])
 PORT = 5055
 SCRATCH = f"127.0.0.1:{PORT}/team/scratch:1"
 SECRET = "open sesame"
-passed = failed = 0
 
 
 def save(path, layers, run):
@@ -85,17 +85,6 @@ def forkd(*args):
     return subprocess.run([FORKD, *args], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
 
 
-def case(name, body):
-    global passed, failed
-    try:
-        body()
-        passed += 1
-        print(f"ok   {name}", flush=True)
-    except (AssertionError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-        failed += 1
-        print(f"FAIL {name}: {error}", flush=True)
-
-
 def runs_as_the_image_says():
     archive = FOLDER / "shell-image.tar"
     save(archive, *shell())
@@ -155,10 +144,10 @@ def images_go():
 
 
 forkd("image", "rm", "shell-image")
-case("an archive runs as it says", runs_as_the_image_says)
-case("a request has the last word on user and folder", a_request_has_the_last_word)
-case("an image of one static program in a registry boots", a_single_static_program)
-case("an image that is here is not fetched again", an_image_that_is_here_is_not_fetched_again)
-case("bad names have clear reasons", bad_names_have_clear_reasons)
-case("images go", images_go)
-print(f"{passed} passed, {failed} failed")
+check("an archive runs as it says", runs_as_the_image_says)
+check("a request has the last word on user and folder", a_request_has_the_last_word)
+check("an image of one static program in a registry boots", a_single_static_program)
+check("an image that is here is not fetched again", an_image_that_is_here_is_not_fetched_again)
+check("bad names have clear reasons", bad_names_have_clear_reasons)
+check("images go", images_go)
+finish()

@@ -6,33 +6,18 @@
 The daemon serves the E2B protocol. TAG is a snapshot with Python. The last line counts cases.
 """
 
-import contextlib
 import os
 import sys
-import traceback
 import urllib.error
 import urllib.request
+
+from cases import case, finish, passed
 
 URL, TAG = sys.argv[1:]
 os.environ.update(E2B_API_KEY="e2b_" + "0" * 40, E2B_API_URL=URL, E2B_SANDBOX_URL=URL, E2B_DOMAIN="localhost")
 
 from e2b import CommandExitException, NotFoundException, PtySize, Sandbox  # noqa: E402
 from e2b_code_interpreter import Sandbox as Interpreter  # noqa: E402
-
-passed, failed = [], []
-
-
-@contextlib.contextmanager
-def case(name):
-    try:
-        yield
-    except Exception:
-        failed.append(name)
-        print(f"FAIL {name}")
-        traceback.print_exc(file=sys.stdout)
-    else:
-        passed.append(name)
-        print(f"ok   {name}")
 
 
 def commands(box):
@@ -186,5 +171,4 @@ def main():
 
 
 main()
-print(f"{len(passed)} passed, {len(failed)} failed")
-sys.exit(bool(failed))
+finish()

@@ -10,11 +10,10 @@ import asyncio
 import json
 import os
 import sys
-import time
-import traceback
 import urllib.request
 
 import mcp
+from cases import case, finish
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -27,31 +26,6 @@ COMPAT = {
 }
 # It boots a machine: the tests of the published package do that through the same route.
 NOT_CALLED = {"create_snapshot"}
-
-passed, failed = [], []
-
-
-class case:
-    """A named step; a failure in it is counted and the next one goes on."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __enter__(self):
-        self.started = time.monotonic()
-
-    def __exit__(self, kind, error, trace):
-        took = time.monotonic() - self.started
-        if kind is None:
-            passed.append(self.name)
-            print(f"ok   {self.name} ({took:.1f} s)", flush=True)
-            return True
-        if not issubclass(kind, Exception):
-            return False
-        failed.append(self.name)
-        print(f"FAIL {self.name} ({took:.1f} s)", flush=True)
-        traceback.print_exception(kind, error, trace, file=sys.stdout)
-        return True
 
 
 class Tools:
@@ -329,4 +303,4 @@ async def main():
 
 
 asyncio.run(main())
-print(f"{len(passed)} passed, {len(failed)} failed")
+finish()

@@ -6,21 +6,20 @@ The server runs in the guest and listens on 127.0.0.1 and ::1 only. The last lin
 """
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
-import traceback
 import urllib.parse
 import urllib.request
+
+from cases import case, finish
 
 FORKD, URL, TAG = sys.argv[1:4]
 ADDRESS = urllib.parse.urlsplit(URL).hostname, urllib.parse.urlsplit(URL).port
 SIZE = 4 << 20
-passed, failed = [], []
 
 # One connection is one request. /ws echoes WebSocket frames as raw bytes after the handshake.
 SERVER = r"""
@@ -62,19 +61,6 @@ async def main():
     await asyncio.gather(*(server.serve_forever() for server in servers))
 asyncio.run(main())
 """ % SIZE
-
-
-@contextlib.contextmanager
-def case(name):
-    try:
-        yield
-    except Exception:
-        failed.append(name)
-        print(f"FAIL {name}")
-        traceback.print_exc(file=sys.stdout)
-    else:
-        passed.append(name)
-        print(f"ok   {name}", flush=True)
 
 
 def ask(method, path, body=None):
@@ -178,5 +164,4 @@ with case("a stream ends with its sandbox"):
     assert b"0\r\n\r\n" not in rest, rest
 forward.terminate()
 forward.wait(30)
-print(f"{len(passed)} passed, {len(failed)} failed")
-sys.exit(1 if failed else 0)
+finish()

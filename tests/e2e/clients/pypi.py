@@ -16,39 +16,14 @@ import sys
 import urllib.error
 import urllib.request
 import time
-import traceback
 
 import forkd
+from cases import case, finish
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 URL, KERNEL, ROOTFS, FORKD = sys.argv[1:5]
 TAG = "pypi-clients"
-
-passed, failed = [], []
-
-
-class case:
-    """A named step; a failure in it is counted and the next one goes on."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __enter__(self):
-        self.started = time.monotonic()
-
-    def __exit__(self, kind, error, trace):
-        took = time.monotonic() - self.started
-        if kind is None:
-            passed.append(self.name)
-            print(f"ok   {self.name} ({took:.1f} s)", flush=True)
-            return True
-        if not issubclass(kind, Exception):
-            return False
-        failed.append(self.name)
-        print(f"FAIL {self.name} ({took:.1f} s)", flush=True)
-        traceback.print_exception(kind, error, trace, file=sys.stdout)
-        return True
 
 
 class Recorder:
@@ -318,5 +293,4 @@ with case("nothing is left behind"):
     clean()
     left = [one for one in forkd.Controller(base_url=URL).list_snapshots() if one["tag"].startswith(TAG)]
     assert not left, left
-print(f"{len(passed)} passed, {len(failed)} failed")
-sys.exit(1 if failed else 0)
+finish()

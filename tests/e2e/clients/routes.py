@@ -12,8 +12,9 @@ import tarfile
 import urllib.error
 import urllib.request
 
+from cases import check, finish
+
 URL, TAG = sys.argv[1], sys.argv[2]
-passed = failed = 0
 
 
 def send(method, path, body=None, kind="application/json", headers=None):
@@ -136,26 +137,14 @@ def a_key_makes_a_fork_once():
     send("DELETE", f"/v1/sandboxes/{first[0]['id']}")
 
 
-def case(name, body):
-    global passed, failed
-    try:
-        body()
-        passed += 1
-        print(f"ok   {name}", flush=True)
-    except (AssertionError, OSError, ValueError, KeyError, IndexError) as error:
-        failed += 1
-        detail = error.read()[:400] if isinstance(error, urllib.error.HTTPError) else ""
-        print(f"FAIL {name}: {error!r} {detail}", flush=True)
-
-
-case("files: ranges, stat, rename, attributes", files)
-case("archives go in and come out", archives)
-case("input comes in parts, and output goes on where it was left", input_in_parts)
-case("a terminal is resized", terminals)
-case("the sandbox has an environment and metadata", environment)
-case("a server on 127.0.0.1 of the guest is reached through the daemon", ports)
-case("wrong requests are refused and change nothing", wrong_requests)
-case("a process that was killed does not run", killed_is_gone)
-case("a key makes a fork once", a_key_makes_a_fork_once)
+check("files: ranges, stat, rename, attributes", files)
+check("archives go in and come out", archives)
+check("input comes in parts, and output goes on where it was left", input_in_parts)
+check("a terminal is resized", terminals)
+check("the sandbox has an environment and metadata", environment)
+check("a server on 127.0.0.1 of the guest is reached through the daemon", ports)
+check("wrong requests are refused and change nothing", wrong_requests)
+check("a process that was killed does not run", killed_is_gone)
+check("a key makes a fork once", a_key_makes_a_fork_once)
 send("DELETE", BOX)
-print(f"{passed} passed, {failed} failed")
+finish()

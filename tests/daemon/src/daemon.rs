@@ -372,6 +372,14 @@ impl Daemon {
         leftovers::processes(&self.programs.path().join("forkd-net"))
     }
 
+    /// The processes that the daemon starts beside VMMs.
+    pub fn helpers(&self) -> Vec<u32> {
+        let bin = self.programs.path();
+        let names = ["forkd-spawn", "forkd-net"];
+        let found = names.map(|name| leftovers::processes(&bin.join(name)));
+        found.concat()
+    }
+
     /// Ends the network engine by `SIGKILL`.
     pub fn kill_engine(&self) {
         for pid in self.engines() {

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use forkd_api::BranchMode;
-use forkd_daemon_tests::{Daemon, Options, until};
+use forkd_daemon_tests::{Daemon, until};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-use crate::{TAG, daemon_with};
+use crate::{TAG, daemon};
 
 /// Calls that wait until data is on disk.
 const SYNCS: &str = "fsync,fdatasync,sync,syncfs,sync_file_range";
@@ -78,24 +78,9 @@ impl Trace {
     }
 }
 
-/// A daemon whose first child is past: that one leaves its working set on the disk.
-async fn warm_daemon() -> Daemon {
-    let daemon = daemon_with(Options::default()).await;
-    let first = daemon.child(TAG).await;
-    until("the working set is recorded", async || {
-        let mut found = std::fs::read_dir(daemon.data().join("touched")).ok()?;
-        found
-            .any(|entry| entry.is_ok_and(|entry| entry.path().extension().is_none()))
-            .then_some(())
-    })
-    .await;
-    daemon.client().kill(&first.id).await.unwrap();
-    daemon
-}
-
 #[tokio::test]
 async fn children_and_live_forks_wait_for_no_disk() {
-    let daemon = warm_daemon().await;
+    let daemon = daemon().await;
     let trace = Trace::attach(&daemon).await;
     let source = daemon.child(TAG).await;
     for _ in 0..ROUNDS {
@@ -109,7 +94,7 @@ async fn children_and_live_forks_wait_for_no_disk() {
 
 #[tokio::test]
 async fn a_branch_waits_for_the_disk_three_times() {
-    let daemon = warm_daemon().await;
+    let daemon = daemon().await;
     let source = daemon.child(TAG).await;
     let trace = Trace::attach(&daemon).await;
     for round in 0..ROUNDS {

@@ -2,7 +2,7 @@
 //! real ones.
 
 use forkd_api::SandboxState;
-use forkd_daemon_tests::{Daemon, until};
+use forkd_daemon_tests::{Daemon, Options, programs, until};
 
 use crate::{TAG, daemon};
 
@@ -27,6 +27,17 @@ async fn a_hundred_sandboxes_come_and_go() {
     assert_eq!(daemon.sandboxes().await.len(), 1);
     assert_eq!(daemon.leftovers().vmms.len(), 1);
     daemon.ends_clean().await;
+}
+
+/// The daemon may be told to stop before the network engine has started.
+#[tokio::test]
+async fn a_daemon_that_stops_at_once_leaves_no_program() {
+    let mut daemon = Daemon::prepare(&programs!(), Options::default());
+    for _ in 0..5 {
+        daemon.launch().await;
+        daemon.stop().await;
+        assert_eq!(daemon.helpers(), [], "{}", daemon.log_tail());
+    }
 }
 
 #[tokio::test]

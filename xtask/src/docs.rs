@@ -1,4 +1,5 @@
-//! Checks that every `make` and `forkd` command in the documents exists.
+//! Checks that every `make` and `forkd` command in the documents exists, and that the reference of the command line
+//! lists every command.
 //!
 //! A command starts with `make` or `forkd` and stands in a fenced block or a code span. Targets are looked up
 //! in the Makefile; subcommands and flags in the `--help` output of the program.
@@ -11,6 +12,9 @@ use anyhow::{Context, bail};
 
 use crate::finding::Finding;
 use crate::source::Tree;
+
+/// Lists every command.
+const REFERENCE: &str = "docs/guides/cli.md";
 
 pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
     let makefile = tree.files.iter().find(|file| file.path == "Makefile");
@@ -38,7 +42,21 @@ pub fn check(tree: &Tree) -> anyhow::Result<Vec<Finding>> {
             findings.extend(problem.map(|text| Finding::at(&file.path, command.line, text)));
         }
     }
+    if let Some(reference) = tree.files.iter().find(|file| file.path == REFERENCE) {
+        let mut help = help.map_or_else(|| Help::new(&tree.root), Ok)?;
+        for name in undescribed(&help.of(&[])?, &reference.text) {
+            let text = format!("the command {name} is not described");
+            findings.push(Finding::at(REFERENCE, 1, text));
+        }
+    }
     Ok(findings)
+}
+
+/// The commands of a help text that a document does not show.
+fn undescribed(help: &str, document: &str) -> Vec<String> {
+    let mut names: Vec<_> = subcommands(help).into_iter().collect();
+    names.retain(|name| !document.contains(&format!("`forkd {name}")));
+    names
 }
 
 fn is_document(path: &str) -> bool {
@@ -269,6 +287,13 @@ mod tests {
             judge("forkd machine start --cpu 2"),
             Some("forkd machine start has no flag --cpu".to_owned())
         );
+    }
+
+    #[test]
+    fn a_command_without_a_description_is_found() {
+        let help = fake_help(&[]).unwrap();
+        let missing = undescribed(&help, "| `forkd machine start` | start a machine |");
+        assert_eq!(missing, ["exec"]);
     }
 
     #[test]

@@ -3,23 +3,29 @@
 //! The VMM writes and checks these files. They lie beside the store by the digest of the snapshot's oldest memory layer,
 //! so branches and live forks use the set of the snapshot that they descend from: a guest wakes up in the same code
 //! whatever it did before. The files can be lost without harm.
+//!
+//! The files are not synced, so a power failure can leave damaged ones, which every child would be refused with. A daemon
+//! that finds the sets of an earlier boot of the host removes them all.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use forkd_store::{Manifest, volatile_file};
 use forkd_types::Digest;
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::Command;
+use parking_lot::Mutex;
 
 use crate::app::App;
 use crate::error::Error;
 use crate::launch::FdList;
 
+/// Changes with every boot of the host.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Ending of a file that is being written.
 const UNFINISHED: &str = "new";
 /// The largest set that is kept, far above what a VMM writes.
@@ -40,9 +46,22 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Opens the directory, and makes it if it is missing.
+    /// Opens the directory, and makes it if it is missing. Sets of another boot of the host are removed.
     pub fn open(dir: PathBuf) -> io::Result<Self> {
-        std::fs::create_dir_all(&dir)?;
+        Self::open_in(dir, &std::fs::read_to_string(BOOT_ID)?)
+    }
+
+    fn open_in(dir: PathBuf, boot: &str) -> io::Result<Self> {
+        let noted = dir.with_extension("boot");
+        if std::fs::read_to_string(&noted).is_ok_and(|noted| noted == boot) {
+            std::fs::create_dir_all(&dir)?;
+        } else {
+            if dir.exists() {
+                std::fs::remove_dir_all(&dir)?;
+            }
+            std::fs::create_dir_all(&dir)?;
+            std::fs::write(noted, boot)?;
+        }
         Ok(Self {
             dir,
             busy: Mutex::default(),
@@ -88,8 +107,8 @@ impl Touched {
         self.busy().remove(key);
     }
 
-    fn busy(&self) -> std::sync::MutexGuard<'_, HashSet<Digest>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    fn busy(&self) -> parking_lot::MutexGuard<'_, HashSet<Digest>> {
+        self.busy.lock()
     }
 }
 
@@ -100,7 +119,7 @@ pub async fn record(app: &Arc<App>, vmm: &Vmm, key: Digest) {
     }
     let asked = ask(vmm).await;
     let app = Arc::clone(app);
-    // The child need not wait for the disk.
+    // The child does not wait for the file.
     tokio::task::spawn_blocking(move || {
         let path = app.touched.path(&key);
         let written = asked.and_then(|file| keep(&file, &path).map_err(Error::io("write", &path)));
@@ -133,16 +152,30 @@ fn keep(set: &File, path: &Path) -> io::Result<()> {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let unfinished = path.with_extension(UNFINISHED);
-    let mut file = File::create(&unfinished)?;
-    file.write_all(&bytes)?;
-    // A set that was cut off by a power failure would be refused at every fork.
-    file.sync_all()?;
+    std::fs::write(&unfinished, bytes)?;
     std::fs::rename(unfinished, path)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+
+    #[test]
+    fn sets_of_an_earlier_boot_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("touched");
+        let set = Digest([1; 32]);
+        let open = |boot| Touched::open_in(dir.clone(), boot).unwrap();
+        std::fs::write(open("first").path(&set), "pages").unwrap();
+        assert!(open("first").get(&set).is_some());
+        assert!(open("second").get(&set).is_none());
+        // A directory of a daemon that noted no boot.
+        std::fs::write(open("second").path(&set), "pages").unwrap();
+        std::fs::remove_file(dir.with_extension("boot")).unwrap();
+        assert!(open("second").get(&set).is_none());
+    }
 
     #[test]
     fn a_kept_set_is_not_the_file_of_the_vmm() {

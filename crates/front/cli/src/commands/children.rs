@@ -1,6 +1,6 @@
 //! Starting and deleting sandboxes, for `spawn`, `fork`, `run` and `quickstart`.
 
-use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo};
+use forkd_api::{CreateSandboxes, ForkRequest, SandboxInfo, UpdateSandbox};
 use forkd_rest_client::Client;
 use futures::StreamExt;
 
@@ -33,6 +33,15 @@ pub async fn start(
         None => client.spawn(&request).await,
     };
     started.map_err(failed)
+}
+
+/// Seconds from now until the daemon deletes a sandbox; 0 is never.
+pub async fn set_lifetime(client: &Client, id: &str, seconds: u64) -> Result<(), CliError> {
+    let request = UpdateSandbox {
+        timeout_secs: Some(seconds),
+        ..UpdateSandbox::default()
+    };
+    client.update(id, &request).await.map(drop).map_err(failed)
 }
 
 /// Deletes sandboxes. Errors are ignored: a failed or expired sandbox is already gone, and the daemon deletes the others

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
+use forkd_rest_client::Client;
 use serde_json::json;
 
-use super::children::{end, start, warn_without_limit};
+use super::children::{end, set_lifetime, start, warn_without_limit};
 use super::door::Door;
 use super::spawn::outcome;
 use crate::args::ForkArgs;
@@ -16,6 +17,8 @@ use crate::ui::Ui;
 
 /// Seconds after `--settle-secs` at which the daemon deletes children that this command could not delete.
 const SLACK: u64 = 60;
+/// Longest lifetime of the children of a killed command. A command that runs longer renews it at half of it.
+const LEASE: u64 = 600;
 
 /// Runs `forkd fork`.
 pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
@@ -66,6 +69,7 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(args.settle_secs)) => {}
                 _ = stop.asked() => {}
+                () = renew(&client, &children), if args.settle_secs > LEASE / 2 => {}
             }
         }
         close(door).await;
@@ -73,6 +77,19 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
         reported?;
         Ok(outcome(&children))
     })
+}
+
+/// Renews the lifetime of the children without end. A daemon that does not answer is asked again at the next turn.
+async fn renew(client: &Client, children: &[SandboxInfo]) {
+    let mut due = tokio::time::interval(Duration::from_secs(LEASE / 2));
+    due.tick().await;
+    loop {
+        due.tick().await;
+        for child in children {
+            // A child that is gone needs no lifetime.
+            let _ = set_lifetime(client, &child.id, LEASE).await;
+        }
+    }
 }
 
 /// Closes the door on every way out: it may have added an address to this host.
@@ -89,7 +106,7 @@ fn request(args: &ForkArgs) -> CreateSandboxes {
         per_child_netns: args.per_child_netns,
         limits: args.limits.request(),
         network: args.network.request(),
-        timeout_secs: Some(args.settle_secs.saturating_add(SLACK)),
+        timeout_secs: Some(args.settle_secs.saturating_add(SLACK).min(LEASE)),
         ..CreateSandboxes::default()
     }
 }

@@ -8,7 +8,7 @@ use crate::error::CliResult;
 use crate::outcome::{self, Outcome};
 use crate::ui::Ui;
 
-/// Concurrent requests.
+/// Requests that run at the same time.
 const PARALLEL: usize = 16;
 
 /// Runs `forkd kill`.

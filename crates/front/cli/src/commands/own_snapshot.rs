@@ -17,7 +17,6 @@ use crate::ui::Ui;
 pub struct Shape {
     /// Number of vCPUs.
     pub vcpus: Option<u8>,
-    /// Guest memory.
     pub memory: Option<MiB>,
 }
 
@@ -76,7 +75,7 @@ impl<'a> OwnSnapshot<'a> {
         }
     }
 
-    /// The tag.
+    /// The tag of the snapshot.
     pub fn tag(&self) -> &str {
         &self.tag
     }

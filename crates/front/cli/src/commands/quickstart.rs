@@ -22,7 +22,7 @@ use crate::ui::Ui;
 const TAG: &str = "quickstart";
 /// Label of the sandboxes that the command deletes at its end.
 const LABEL: &str = "quickstart";
-/// Concurrent requests.
+/// Requests that run at the same time.
 const PARALLEL: usize = 16;
 
 /// Polling interval for a snapshot that is still being written.

@@ -5,17 +5,17 @@
 
 use std::time::Duration;
 
-use forkd_api::{CreateSandboxes, ExecResponse, UpdateSandbox};
+use forkd_api::{CreateSandboxes, ExecResponse};
 use forkd_rest_client::Client;
 use serde::Serialize;
 
-use super::children::warn_without_limit;
+use super::children::{set_lifetime, warn_without_limit};
 use super::exec::{Mode, collected, exit_of, request, stream, terminal, with_input};
 use super::image::image_for;
 use super::own_snapshot::{OwnSnapshot, Shape};
 use super::shell;
 use crate::args::RunArgs;
-use crate::daemon::{block_on, connect, failed};
+use crate::daemon::{block_on, connect};
 use crate::error::{CliError, CliResult};
 use crate::signals::Stop;
 use crate::ui::Ui;
@@ -115,15 +115,6 @@ async fn extended(client: &Client, id: &str) -> CliError {
             return error;
         }
     }
-}
-
-/// Seconds from now until the daemon deletes a sandbox; 0 is never.
-async fn set_lifetime(client: &Client, id: &str, seconds: u64) -> Result<(), CliError> {
-    let request = UpdateSandbox {
-        timeout_secs: Some(seconds),
-        ..UpdateSandbox::default()
-    };
-    client.update(id, &request).await.map(drop).map_err(failed)
 }
 
 /// Deletes the sandbox, or keeps it and prints its ID.

@@ -106,6 +106,47 @@ fn limits_reach_the_daemon_and_a_refused_one_is_named() {
 }
 
 #[test]
+fn children_of_a_fork_do_not_long_outlive_a_killed_command() {
+    let user = User::new();
+    let fake = Fake::refusing();
+    let lifetime = |seconds: &str| {
+        let args = ["fork", "--tag", "t", "-n", "2", "--settle-secs", seconds];
+        let mut command = user.command(&args);
+        command.env("FORKD_URL", &fake.url).output().unwrap();
+        fake.last_body()["timeout_secs"].clone()
+    };
+    assert_eq!(lifetime("2"), 62);
+    assert_eq!(lifetime("86400"), 600);
+}
+
+#[test]
+fn limits_of_a_run_reach_the_daemon() {
+    let user = User::new();
+    // The snapshot is there. The same answer to the next request is an error, and ends the command.
+    let snapshot = r#"{"tag": "run-python-numpy", "dir": "/", "created_at_unix": 1, "status": "ready", "bootable": true, "memory_mib": 512, "vcpus": 1, "engine": "forkd", "physical_bytes": 1, "public": false}"#;
+    let fake = Fake::new("200 OK", snapshot);
+    let limits = [
+        "--memory-limit",
+        "512M",
+        "--cpus",
+        "2",
+        "--pids-limit",
+        "99",
+    ];
+    let args = [&["run", "--label", "of=me"], &limits[..], &["--", "true"]].concat();
+    let mut command = user.command(&args);
+    command.env("FORKD_URL", &fake.url).output().unwrap();
+    assert_eq!(fake.seen().pop().unwrap(), "POST /v1/sandboxes");
+    let body = fake.last_body();
+    assert_eq!(
+        body["limits"],
+        serde_json::json!({ "memory_mib": 512, "cpus": 2.0, "pids": 99 })
+    );
+    assert_eq!(body["labels"], serde_json::json!({ "of": "me" }));
+    assert_eq!(body["timeout_secs"], 360);
+}
+
+#[test]
 fn a_run_of_another_shape_looks_for_a_snapshot_of_its_own() {
     let user = User::new();
     let fake = Fake::refusing();

@@ -19,7 +19,6 @@ use crate::ui::Ui;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// No problem.
     Pass,
     /// Works, with a disadvantage.
     Warn,
@@ -40,12 +39,11 @@ impl Verdict {
     }
 }
 
-/// One check.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// Name of the check.
     pub name: &'static str,
-    /// Result.
     pub verdict: Verdict,
     /// The observed value.
     pub detail: String,
@@ -55,7 +53,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// No problem.
+    /// A check without a problem.
     pub fn pass(name: &'static str, detail: impl Into<String>) -> Self {
         Self::new(name, Verdict::Pass, detail, None)
     }
@@ -78,7 +76,7 @@ impl Check {
         Self::new(name, Verdict::Fail, detail, Some(hint.into()))
     }
 
-    /// Not checked.
+    /// A check that was not made.
     pub fn skip(name: &'static str, detail: impl Into<String>) -> Self {
         Self::new(name, Verdict::Skip, detail, None)
     }

@@ -1,10 +1,11 @@
 //! The two tasks that serve a connection, and what they share with the requests.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_guest_proto::{Control, Decoder, Frame, Hello, Kind, frame};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 
@@ -47,11 +48,6 @@ struct Streams {
     /// Requests that were cancelled. Frames that were under way for them are thrown away; the response frees the
     /// number.
     cancelled: HashSet<u32>,
-}
-
-/// Locks, whatever happened to another holder: no invariant spans a panic.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Connection {
@@ -97,9 +93,9 @@ impl Connection {
 
     /// Registers a request under a free number.
     pub fn register(&self, state: &Arc<State>) -> Result<u32, Error> {
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         // Asked under this lock: closing takes it after saying so, and then finds what was put in before.
-        if let Some(reason) = lock(&self.closed).clone() {
+        if let Some(reason) = self.closed.lock().clone() {
             return Err(Error::Closed { reason });
         }
         loop {
@@ -114,7 +110,7 @@ impl Connection {
     /// Gives up a request that has no response yet: its memory is free from now on. An agent that ends none of the
     /// requests it should end is cut off.
     pub fn cancel(&self, id: u32) {
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         if streams.live.remove(&id).is_none() {
             return;
         }
@@ -128,7 +124,7 @@ impl Connection {
     }
 
     pub fn is_closed(&self) -> bool {
-        lock(&self.closed).is_some()
+        self.closed.lock().is_some()
     }
 
     pub async fn closed(&self) {
@@ -145,8 +141,8 @@ impl Connection {
 
     /// Ends everything, with the first reason given.
     pub fn close(&self, reason: &str) {
-        lock(&self.closed).get_or_insert_with(|| reason.to_owned());
-        let streams = std::mem::take(&mut *lock(&self.streams));
+        self.closed.lock().get_or_insert_with(|| reason.to_owned());
+        let streams = std::mem::take(&mut *self.streams.lock());
         for state in streams.live.into_values() {
             state.lose(reason);
         }
@@ -156,7 +152,7 @@ impl Connection {
     }
 
     fn take(&self, frame: Frame) -> Result<(), String> {
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         let Some(state) = streams.live.get(&frame.stream).cloned() else {
             if !streams.cancelled.contains(&frame.stream) {
                 return Err(format!(
@@ -180,7 +176,7 @@ impl Connection {
                 Ok(())
             }
             Kind::Response => {
-                lock(&self.streams).live.remove(&frame.stream);
+                self.streams.lock().live.remove(&frame.stream);
                 state.respond(frame.payload);
                 Ok(())
             }

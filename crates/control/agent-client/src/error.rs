@@ -8,41 +8,28 @@ use thiserror::Error;
 pub enum Error {
     /// The connection ended before the answer.
     #[error("the connection to the agent ended: {reason}")]
-    Closed {
-        /// Why.
-        reason: String,
-    },
+    Closed { reason: String },
     /// The agent refused, or could not do it.
     #[error("the agent answered {}: {}", .0.code.name(), .0.message)]
     Agent(AgentError),
     /// The agent's answer makes no sense.
     #[error("the agent's answer cannot be read")]
     BadAnswer {
-        /// Why not.
         #[source]
         source: serde_json::Error,
     },
     /// The request does not fit into a frame.
     #[error("a request of {size} bytes is too large")]
-    TooLarge {
-        /// Its size.
-        size: usize,
-    },
+    TooLarge { size: usize },
     /// More came than the caller is ready to hold.
     #[error("the answer is larger than {limit} bytes")]
-    OverLimit {
-        /// The limit.
-        limit: usize,
-    },
+    OverLimit { limit: usize },
     /// The agent did not answer by the deadline of the call, or a transfer stood still for too long.
     #[error("the agent did not answer in time")]
     Timeout,
     /// The answers of all guests together take more memory than they may.
     #[error("answers of guests already hold the {limit} bytes that they may take together")]
-    OverBudget {
-        /// The budget.
-        limit: usize,
-    },
+    OverBudget { limit: usize },
     /// A listing is longer than was asked for.
     #[error("the agent sent more than the {limit} entries it was asked for")]
     TooMany {
@@ -86,7 +73,6 @@ pub enum ConnectError {
     /// The VMM did not let us through to the port.
     #[error("the VMM refused a connection to port {port}: {answer:?}")]
     Refused {
-        /// The port.
         port: u32,
         /// The VMM's answer.
         answer: String,
@@ -99,10 +85,5 @@ pub enum ConnectError {
     },
     /// The agent speaks another version.
     #[error("the agent speaks version {theirs} of the protocol, not {ours}")]
-    Version {
-        /// Its version.
-        theirs: u32,
-        /// Our version.
-        ours: u32,
-    },
+    Version { theirs: u32, ours: u32 },
 }

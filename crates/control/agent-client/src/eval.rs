@@ -75,9 +75,7 @@ impl Eval {
 pub struct EvalCapture {
     /// Its value or its exception.
     pub result: EvalResult,
-    /// Standard output.
     pub stdout: Vec<u8>,
-    /// Standard error.
     pub stderr: Vec<u8>,
     /// More was printed than is kept here.
     pub truncated: bool,
@@ -129,7 +127,7 @@ impl Calls {
         self.call(&Request::InterpStart(Box::new(request))).await
     }
 
-    /// The interpreters.
+    /// Lists the interpreters of the guest.
     pub async fn interp_list(&self) -> Result<Vec<InterpInfo>, Error> {
         self.call(&Request::InterpList).await
     }

@@ -87,7 +87,7 @@ impl Exec {
         }
     }
 
-    /// Its numbers.
+    /// The process ID and the agent's number of the process.
     #[must_use]
     pub fn started(&self) -> Started {
         self.started
@@ -156,9 +156,7 @@ impl Exec {
 pub struct Captured {
     /// How it ended.
     pub result: ExecResult,
-    /// Standard output.
     pub stdout: Vec<u8>,
-    /// Standard error.
     pub stderr: Vec<u8>,
     /// More was printed than is kept here.
     pub truncated: bool,

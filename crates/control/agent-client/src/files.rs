@@ -228,12 +228,12 @@ impl Calls {
         self.call(&Request::Mkdir(request)).await
     }
 
-    /// Renames.
+    /// Renames a file or directory.
     pub async fn rename(&self, request: RenameRequest) -> Result<(), Error> {
         self.call(&Request::Rename(request)).await
     }
 
-    /// Removes.
+    /// Removes a file or directory.
     pub async fn remove(&self, request: RemoveRequest) -> Result<(), Error> {
         self.call(&Request::Remove(request)).await
     }

@@ -1,15 +1,16 @@
 //! One request: the frames that came for it, and the credit in both directions.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use forkd_guest_proto::window::{RecvWindow, SendWindow};
 use forkd_guest_proto::{Control, Event, Kind, MAX_PAYLOAD, Outcome, Request, channel, frame};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 use crate::budget::Budget;
-use crate::connection::{Connection, lock};
+use crate::connection::Connection;
 use crate::error::Error;
 
 /// The number of the first request of a connection.
@@ -66,7 +67,7 @@ impl State {
     }
 
     fn push(&self, number: u8, bytes: Vec<u8>) -> Result<(), String> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let Some(channel) = inner.channels.get_mut(usize::from(number)) else {
             return Err(format!("data on channel {number}, which does not exist"));
         };
@@ -94,7 +95,7 @@ impl State {
     }
 
     pub fn end_channel(&self, number: u8) -> Result<(), String> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         match inner.channels.get_mut(usize::from(number)) {
             Some(channel) => channel.ended = true,
             None => return Err(format!("the end of channel {number}, which does not exist")),
@@ -105,18 +106,19 @@ impl State {
     }
 
     pub fn grant(&self, credit: u32) {
-        lock(&self.inner).send.add(credit);
+        self.inner.lock().send.add(credit);
         self.credit.notify_waiters();
     }
 
     pub fn respond(&self, payload: Vec<u8>) {
-        lock(&self.inner).response = Some(payload);
+        self.inner.lock().response = Some(payload);
         self.arrived.notify_waiters();
         self.credit.notify_waiters();
     }
 
     pub fn lose(&self, reason: &str) {
-        lock(&self.inner)
+        self.inner
+            .lock()
             .lost
             .get_or_insert_with(|| reason.to_owned());
         self.arrived.notify_waiters();
@@ -188,7 +190,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         self.connection.cancel(self.id);
         // A second handle keeps the state, but nothing that was received.
-        for channel in &mut lock(&self.state.inner).channels {
+        for channel in &mut self.state.inner.lock().channels {
             channel.waiting.clear();
         }
     }
@@ -259,14 +261,14 @@ impl Handle {
 
     /// Says that no more input comes.
     pub fn end_input(&self) {
-        if lock(&self.state.inner).response.is_none() {
+        if self.state.inner.lock().response.is_none() {
             self.connection.send(self.id, Kind::End, channel::IN, &[]);
         }
     }
 
     /// Says something about the request.
     pub fn control(&self, control: &Control) {
-        if lock(&self.state.inner).response.is_none() {
+        if self.state.inner.lock().response.is_none() {
             self.connection.send_control(self.id, control);
         }
     }
@@ -277,7 +279,7 @@ impl Handle {
             tokio::pin!(credit);
             credit.as_mut().enable();
             {
-                let mut inner = lock(&self.state.inner);
+                let mut inner = self.state.inner.lock();
                 if let Some(reason) = &inner.lost {
                     return Err(Error::Closed {
                         reason: reason.clone(),
@@ -304,7 +306,7 @@ impl Handle {
             tokio::pin!(arrived);
             arrived.as_mut().enable();
             {
-                let mut inner = lock(&self.state.inner);
+                let mut inner = self.state.inner.lock();
                 if let Some(found) = found(&mut inner) {
                     return Ok(found);
                 }

@@ -18,10 +18,9 @@ use forkd_sandboxes::error::Error;
 use forkd_sandboxes::host_limits::HostLimits;
 use forkd_sandboxes::ops::branch::{Branch, branch};
 use forkd_sandboxes::ops::spawn::{CreateRequest, ready, start};
-use forkd_sandboxes::sandbox::{Ask, Changes, CutMode, NetworkChange, SandboxHandle};
+use forkd_sandboxes::sandbox::{Changes, CutMode, NetworkChange, SandboxHandle};
 use forkd_sandboxes::state::{OnExpiry, PortsRecord};
 use forkd_types::{Policy, Tag};
-use tokio::sync::oneshot;
 
 use crate::LONGEST;
 use crate::events::Events;
@@ -220,18 +219,11 @@ impl Machine {
 
     /// Changes the network policy.
     pub async fn set_network(&self, policy: Policy) -> Result<(), Error> {
-        self.update(Changes {
+        let changes = Changes {
             network: Some(NetworkChange::Replace(policy)),
             ..Changes::default()
-        })
-        .await
-    }
-
-    async fn update(&self, changes: Changes) -> Result<(), Error> {
-        let (sender, done) = oneshot::channel();
-        self.sandbox.ask(Ask::Update(Box::new(changes), sender))?;
-        done.await.map_err(|_| self.sandbox.not_running())??;
-        Ok(())
+        };
+        self.sandbox.change(changes).await.map(drop)
     }
 
     /// Lets the sandbox live on for an hour, for people to enter. Returns its ID.
@@ -240,12 +232,12 @@ impl Machine {
         if let Some(name) = labels.remove(LABEL) {
             labels.insert(FAILED.to_owned(), name);
         }
-        self.update(Changes {
+        let changes = Changes {
             expires_at_unix: Some(Some(clock::unix() + KEPT)),
             labels: Some(labels),
             ..Changes::default()
-        })
-        .await?;
+        };
+        self.sandbox.change(changes).await?;
         self.kept = true;
         Ok(self.id())
     }

@@ -164,7 +164,7 @@ pub struct ServeArgs {
     )]
     branch_concurrency: usize,
     /// Parents that may be built at once
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, env = "FORKD_MAX_BUILDS", default_value_t = 2, value_name = "N")]
     max_builds: usize,
     /// Sandboxes there may be
     #[arg(
@@ -353,7 +353,7 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     otlp_endpoint: Option<String>,
-    /// What the daemon is called in traces
+    /// Service name of the daemon in traces
     #[arg(
         long,
         env = "OTEL_SERVICE_NAME",
@@ -421,7 +421,7 @@ impl ServeArgs {
         self.allow_host.iter().cloned().chain(api).collect()
     }
 
-    /// What was typed, checked.
+    /// The checked settings.
     pub fn settings(&self) -> anyhow::Result<Settings> {
         let listen = self.listen()?;
         let tls = match (&self.tls_cert, &self.tls_key) {

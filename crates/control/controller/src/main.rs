@@ -1,4 +1,4 @@
-//! `forkd-controller`.
+//! The program `forkd-controller`, the daemon.
 
 fn main() -> std::process::ExitCode {
     forkd_controller::program::main()

@@ -1,10 +1,11 @@
 //! The daemon's life: open, adopt, serve, stop.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use forkd_vmm_link::Endings;
+use parking_lot::RwLock;
 use rustix::process::{Resource, getrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -54,7 +55,7 @@ pub struct Front {
     pub gate: Gate,
     /// The tokens that were made through the API.
     pub tokens: Arc<Tokens>,
-    /// Every route.
+    /// Serves every route.
     pub router: Router,
     ports: Arc<Ports>,
 }
@@ -182,8 +183,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let found = adopt(&app)
         .await
         .context("the sandboxes of an earlier daemon cannot be taken over")?;
-    if require_jail {
-        check_jail(&app).await?;
+    if require_jail && let Err(error) = check_jail(&app).await {
+        end_programs(&app).await;
+        return Err(error);
     }
     tokio::spawn(network::keep(Arc::clone(&app)));
     tracing::info!(
@@ -235,23 +237,28 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tracing::warn!("requests were still under way");
     }
     anchor(&gate);
-    let sandboxes = app.sandboxes.len();
-    if sandboxes > 0 {
-        tracing::info!(sandboxes, "stopped; sandboxes go on");
-    } else {
-        // Shells that nobody has used are all that is left.
-        let ended = app.launcher.end().await;
-        let engine = app.net.end().await;
-        tracing::info!(
-            spawner_ended = ended.is_ok(),
-            engine_ended = engine.is_ok(),
-            "stopped"
-        );
-    }
+    end_programs(&app).await;
     Ok(())
 }
 
-/// What the daemon is told by signals, from when this was made.
+/// Ends `forkd-spawn` and `forkd-net`, unless a sandbox needs them.
+async fn end_programs(app: &App) {
+    let sandboxes = app.sandboxes.len();
+    if sandboxes > 0 {
+        tracing::info!(sandboxes, "stopped; sandboxes go on");
+        return;
+    }
+    // Only unused shells are left.
+    let spawner = app.launcher.end().await;
+    let engine = app.net.end().await;
+    tracing::info!(
+        spawner_ended = spawner.is_ok(),
+        engine_ended = engine.is_ok(),
+        "stopped"
+    );
+}
+
+/// Signals to the daemon that arrived since this value was created.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -288,10 +295,7 @@ fn reload(gate: &Gate, tls: Option<(&Tls, &TlsFiles)>) {
     }
     if let Some((tls, files)) = tls {
         match listen::load_tls(files) {
-            Ok(config) => {
-                *tls.write()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner) = config
-            }
+            Ok(config) => *tls.write() = config,
             Err(error) => {
                 tracing::error!(
                     error = format!("{error:#}"),
@@ -329,7 +333,7 @@ async fn next(app: &App, ticks: &mut Interval) -> bool {
     }
 }
 
-/// What has to be done now and then.
+/// Deletes expired idempotency keys at intervals.
 async fn keep_house(app: Arc<App>) {
     let mut ticks = tokio::time::interval(SWEEP);
     while next(&app, &mut ticks).await {
@@ -360,7 +364,7 @@ fn anchor(gate: &Gate) {
     }
 }
 
-/// A sandbox that ends lets go of content that perhaps nobody else needs.
+/// Collects content that no snapshot and no sandbox needs any more.
 async fn collect(app: Arc<App>) {
     let mut ticks = tokio::time::interval(COLLECT);
     while next(&app, &mut ticks).await {

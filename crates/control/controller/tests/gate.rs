@@ -1,4 +1,4 @@
-//! What is refused before a handler sees it.
+//! Requests that are refused before a handler sees them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -87,7 +87,7 @@ async fn web_pages_of_elsewhere_do_not_reach_a_daemon_without_tokens() {
     assert_eq!(status("POST", fsck, &[host]).await, 200);
     let json = ("content-type", "application/json");
     assert_eq!(status("POST", fsck, &[host, json]).await, 200);
-    // The health is nobody's secret.
+    // The health check needs no token.
     assert_ne!(status("GET", "/healthz", &[]).await, 403);
 }
 

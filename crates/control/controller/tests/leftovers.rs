@@ -1,4 +1,4 @@
-//! What a daemon that was killed leaves, and what becomes of it.
+//! Leftovers of a killed daemon, and what the next daemon does with them.
 
 mod local;
 mod published;
@@ -93,7 +93,7 @@ async fn states_that_a_suspend_left_go_with_their_workspace() {
     let current = state("00000001");
     publish(&app, &current, ID);
     publish(&app, &state("00000002"), ID);
-    // Somebody else's, in spite of its name.
+    // Belongs to another workspace, in spite of its name.
     publish(&app, &state("00000003"), "sb-2");
     publish(&app, "mine", ID);
     let record = workspace("w", true, Some(current.parse().unwrap()));

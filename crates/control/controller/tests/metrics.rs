@@ -1,4 +1,4 @@
-//! What clients can make the metrics cost.
+//! The memory that clients can make the metrics take.
 
 use std::collections::BTreeSet;
 

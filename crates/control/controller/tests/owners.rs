@@ -1,4 +1,4 @@
-//! What one owner can do with what belongs to another: every route of the API.
+//! Every route of the API, used by one owner on objects of another.
 
 mod published;
 
@@ -27,7 +27,7 @@ const SNAPSHOT: &str = "secret-snapshot";
 const SPACE: &str = "secret-space";
 const SHARED: &str = "shared-snapshot";
 
-/// What an owner finds who asks for something of another owner.
+/// The answer to an owner who asks for an object of another owner.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Finds {
     /// That it does not exist.
@@ -702,7 +702,7 @@ async fn tokens_work_at_once_and_until_they_are_revoked() {
         role,
     };
     assert_eq!(status(&front, None).await, 200);
-    // Nobody could make another token after this one.
+    // After this token no user could make another one.
     assert!(tokens.create(token("u", Role::Use)).await.is_err());
     let root = tokens.create(token("root", Role::Admin)).await.unwrap();
     assert_eq!(status(&front, None).await, 401);

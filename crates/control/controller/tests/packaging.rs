@@ -1,4 +1,4 @@
-//! What is shipped beside the programs fits them.
+//! Units, dashboards and scripts of the packages fit the programs.
 
 use std::collections::BTreeSet;
 

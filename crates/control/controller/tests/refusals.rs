@@ -146,7 +146,7 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ("PUT", "/v1/sandboxes", ""),
 ];
 
-/// What the document says of a request; none if there is no such route or it does not take the method.
+/// The operation of a request in the document; none if the route does not exist or does not take the method.
 fn operation<'a>(document: &'a Value, method: &str, path: &str) -> Option<&'a Value> {
     let path = path.split('?').next().unwrap();
     let fits = |template: &str| {

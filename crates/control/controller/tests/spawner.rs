@@ -1,4 +1,4 @@
-//! What the daemon says to `forkd-spawn`.
+//! Commands that the daemon sends to `forkd-spawn`.
 
 mod local;
 mod published;

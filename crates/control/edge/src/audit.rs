@@ -17,10 +17,10 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 /// The digest that the first line of a log names as the one before it.
@@ -134,7 +134,7 @@ impl Audit {
 
     fn log(&self) -> Option<MutexGuard<'_, Log>> {
         let log = self.log.as_ref()?;
-        Some(log.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(log.lock())
     }
 
     /// Opens the file by its name again, after it was moved away. The chain goes on.
@@ -214,7 +214,7 @@ impl Audit {
     }
 
     fn refusals(&self) -> MutexGuard<'_, HashMap<String, Refusals>> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refusals.lock()
     }
 }
 

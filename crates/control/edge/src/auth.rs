@@ -15,10 +15,10 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::{Context, bail};
 use forkd_api::Role;
+use parking_lot::{RwLock, RwLockReadGuard};
 use subtle::ConstantTimeEq;
 
 /// The shortest token of a token file.
@@ -165,11 +165,11 @@ impl Auth {
     }
 
     fn change(&self, change: impl FnOnce(&mut Tokens)) {
-        change(&mut self.tokens.write().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.tokens.write());
     }
 
     fn tokens(&self) -> RwLockReadGuard<'_, Tokens> {
-        self.tokens.read().unwrap_or_else(PoisonError::into_inner)
+        self.tokens.read()
     }
 
     /// Whether a token is asked for.

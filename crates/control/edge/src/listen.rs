@@ -25,7 +25,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -37,6 +37,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustls::ServerConfig;
@@ -245,7 +246,7 @@ struct Peers(Mutex<HashMap<IpAddr, usize>>);
 
 impl Peers {
     fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Counts one more connection, unless the address has `limit` already.
@@ -374,10 +375,7 @@ impl Server {
             address: Some(address.ip()),
             trusted: None,
         };
-        let tls = self
-            .tls
-            .as_ref()
-            .map(|tls| Arc::clone(&tls.read().unwrap_or_else(PoisonError::into_inner)));
+        let tls = self.tls.as_ref().map(|tls| Arc::clone(&tls.read()));
         let server = self.clone();
         self.connections.spawn(async move {
             let Some(config) = tls else {
@@ -502,7 +500,7 @@ impl Activity {
 
     fn change(&self, change: impl FnOnce(&mut State)) {
         {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
             change(&mut state);
             state.since = Instant::now();
         }
@@ -511,7 +509,7 @@ impl Activity {
 
     /// When the connection is to be closed; none while a request is in flight.
     fn deadline(&self, limits: &Limits) -> Option<Instant> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let limit = match (state.first_byte, state.served) {
             (false, _) => limits.first_byte,
             (true, false) => limits.headers,

@@ -4,8 +4,10 @@
 //! in total and for each key; a slot is free again when its [`Slot`] is dropped.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// A token bucket for each owner: one token a request, refilled at the rate, two seconds deep.
 #[derive(Debug)]
@@ -33,7 +35,7 @@ impl Rates {
             return true;
         }
         let depth = self.per_second * 2.0;
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.buckets.lock();
         let (level, last) = buckets.entry(owner.to_owned()).or_insert((depth, now));
         let passed = now.saturating_duration_since(*last).as_secs_f64();
         *level = (*level + passed * self.per_second).min(depth);
@@ -80,7 +82,7 @@ impl Slots {
     }
 
     fn used(&self) -> MutexGuard<'_, Used> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.used.lock()
     }
 
     /// Takes a slot until the answer is dropped.

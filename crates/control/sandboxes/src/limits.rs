@@ -6,11 +6,12 @@
 //! those of reservations, never of what happens to be registered, so requests in parallel cannot pass a limit together.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_api::ErrorCode;
 use forkd_store::Store;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
@@ -265,7 +266,7 @@ impl Limits {
     }
 
     fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock()
     }
 }
 
@@ -280,7 +281,7 @@ pub struct VmSlot {
 impl VmSlot {
     /// The VM has taken the memory it needs to start: the host's own figures count it from now on.
     pub fn started(&mut self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         counts.promised_mib -= self.promised_mib;
         self.promised_mib = 0;
     }
@@ -289,7 +290,7 @@ impl VmSlot {
 impl Drop for VmSlot {
     fn drop(&mut self) {
         self.started();
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         counts.vms -= 1;
         if let Some(mine) = counts.by_owner.get_mut(&self.owner) {
             *mine -= 1;
@@ -309,7 +310,7 @@ pub struct PromisedMemory {
 
 impl Drop for PromisedMemory {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         counts.promised_mib -= self.mib;
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use forkd_vmm_proto::COUNTERS;
 use futures::future::join_all;
 use metrics::{counter, gauge};
-use tokio::sync::oneshot;
 
 use crate::app::App;
 use crate::error::Error;
@@ -39,13 +38,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// not set keeps the counts of VMs that have ended.
 async fn devices(app: &App) -> BTreeMap<(&'static str, &'static str), u64> {
     let asked = app.sandboxes.list().into_iter().map(|sandbox| async move {
-        let (sender, counters) = oneshot::channel();
-        sandbox.ask(Ask::Counters(sender)).ok()?;
-        tokio::time::timeout(PATIENCE, counters)
-            .await
-            .ok()?
-            .ok()?
-            .ok()
+        let counters = sandbox.answer(Ask::Counters);
+        tokio::time::timeout(PATIENCE, counters).await.ok()?.ok()
     });
     let mut sums = nothing();
     for counters in join_all(asked).await.into_iter().flatten() {

@@ -5,9 +5,9 @@
 //! store by hand) belongs to the administrators.
 
 use std::collections::HashMap;
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use forkd_types::Tag;
+use parking_lot::{RwLock, RwLockWriteGuard};
 
 use crate::state::{Db, DbError};
 
@@ -49,15 +49,11 @@ impl SnapshotOwners {
 
     /// Who owns a snapshot.
     pub fn get(&self, tag: &Tag) -> Option<Ownership> {
-        self.by_tag
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(tag)
-            .cloned()
+        self.by_tag.read().get(tag).cloned()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, HashMap<Tag, Ownership>> {
-        self.by_tag.write().unwrap_or_else(PoisonError::into_inner)
+        self.by_tag.write()
     }
 
     /// How far an actor gets with a snapshot, whether or not it exists.
@@ -95,7 +91,7 @@ impl SnapshotOwners {
     /// Forgets snapshots that do not exist any more: a crash can leave their entries behind.
     pub async fn keep_only(&self, exists: impl Fn(&Tag) -> bool) -> Result<(), DbError> {
         let gone: Vec<Tag> = {
-            let map = self.by_tag.read().unwrap_or_else(PoisonError::into_inner);
+            let map = self.by_tag.read();
             map.keys().filter(|tag| !exists(tag)).cloned().collect()
         };
         self.forget(gone).await

@@ -22,9 +22,7 @@ pub enum StoreError {
         path.display()
     )]
     Format {
-        /// The directory.
         path: PathBuf,
-        /// Its format.
         found: u32,
         /// The newest format known here.
         known: u32,

@@ -12,7 +12,7 @@ use crate::store::Store;
 /// The disk of an image.
 const ROOTFS: &str = "root.ext4";
 
-/// An image.
+/// An image in the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     /// Images follow the rules for names of tags.

@@ -36,17 +36,17 @@ impl Layout {
         self.root.join("blobs")
     }
 
-    /// One blob.
+    /// The file of a blob.
     pub fn blob(&self, digest: &Digest) -> PathBuf {
         self.blobs().join(digest.hex())
     }
 
-    /// All tags.
+    /// The directory of all tags.
     pub fn snapshots(&self) -> PathBuf {
         self.root.join("snapshots")
     }
 
-    /// One tag.
+    /// The directory of a tag.
     pub fn snapshot(&self, tag: &Tag) -> PathBuf {
         self.snapshots().join(tag.as_str())
     }
@@ -56,7 +56,7 @@ impl Layout {
         self.root.join("staging")
     }
 
-    /// Live sandboxes.
+    /// The directory of live sandboxes.
     pub fn sandboxes(&self) -> PathBuf {
         self.root.join("sandboxes")
     }
@@ -66,7 +66,7 @@ impl Layout {
         self.sandboxes().join(id.as_str())
     }
 
-    /// Images.
+    /// The directory of images.
     pub fn images(&self) -> PathBuf {
         self.root.join("images")
     }
@@ -81,7 +81,7 @@ impl Layout {
         self.root.join("downloads/blobs")
     }
 
-    /// Kernels.
+    /// The directory of kernels.
     pub fn kernels(&self) -> PathBuf {
         self.root.join("kernels")
     }

@@ -35,19 +35,15 @@ pub enum ManifestError {
     OtherTag { found: Tag },
     /// A number or list is out of range.
     #[error("{what} is out of range")]
-    OutOfRange {
-        /// Which one.
-        what: &'static str,
-    },
+    OutOfRange { what: &'static str },
 }
 
 /// A frozen machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`SCHEMA`].
+    /// The version, always [`SCHEMA`].
     pub schema: u32,
-    /// The name.
     pub tag: Tag,
     /// When it was made.
     pub created_at_unix: u64,
@@ -61,7 +57,6 @@ pub struct Manifest {
     pub cpu: Cpu,
     /// vCPU and device state.
     pub state: BlobRef,
-    /// Guest memory.
     pub memory: MemoryManifest,
     /// Disks in slot order.
     pub disks: Vec<DiskManifest>,
@@ -110,7 +105,7 @@ pub struct MemoryManifest {
     pub index: Option<BlobRef>,
 }
 
-/// One disk.
+/// A disk of the VM and its layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskManifest {
@@ -173,10 +168,7 @@ pub enum Origin {
         pages: u64,
     },
     /// Another snapshot was flattened.
-    Compact {
-        /// Which one.
-        from: Tag,
-    },
+    Compact { from: Tag },
     /// It was unpacked from an artifact.
     Import {
         /// Digest of the artifact's manifest.
@@ -195,9 +187,9 @@ pub enum Origin {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Versions {
-    /// The daemon.
+    /// Version of the daemon.
     pub forkd: String,
-    /// The VMM.
+    /// Version of the VMM.
     pub vmm: String,
     /// The agent in the guest.
     #[serde(default, skip_serializing_if = "String::is_empty")]

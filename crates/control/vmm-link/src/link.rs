@@ -30,7 +30,7 @@ pub enum LinkError {
     Io(#[from] io::Error),
 }
 
-/// What a protocol's messages from the other side look like to the link.
+/// A message of a protocol from the other side, as the link sees it.
 pub trait Incoming: DeserializeOwned + Send + 'static {
     /// The number of the request this answers; `None` for what comes unasked.
     fn answers(&self) -> Option<u64>;
@@ -48,15 +48,14 @@ pub trait Incoming: DeserializeOwned + Send + 'static {
     const MAX_WAITING: usize;
 }
 
-/// What a guest makes while nobody listens is dropped past this, with the descriptors that come along.
+/// Events made by a guest that may wait for the daemon. Further ones are dropped, with their descriptors.
 const MAX_GUEST_MADE: usize = 64;
 
 /// A message that came unasked.
 #[derive(Debug)]
 pub struct Unasked<M> {
-    /// What it says.
     pub message: M,
-    /// What came along.
+    /// The descriptors of the message.
     pub fds: Vec<OwnedFd>,
     /// Given back when it is taken out of the queue.
     _place: OwnedSemaphorePermit,

@@ -1,4 +1,4 @@
-//! `forkd-spawn`.
+//! The client of `forkd-spawn`.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -24,12 +24,11 @@ use crate::process::{KILL, Process};
 /// Why `forkd-spawn` did not do what it was asked.
 #[derive(Debug, Error)]
 pub enum SpawnerError {
-    /// There is nobody at that address.
+    /// No program listens on the socket.
     #[error("no forkd-spawn answers on {}", path.display())]
     Connect {
-        /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The failure of the system.
         #[source]
         source: io::Error,
     },
@@ -48,21 +47,18 @@ pub enum SpawnerError {
     /// It said something that is no answer to this.
     #[error("forkd-spawn gave an answer that does not fit: {reply:?}")]
     Unexpected {
-        /// What it said.
+        /// The unexpected reply.
         reply: Box<SpawnReply>,
     },
     /// A process was killed and does not go.
     #[error("the process of {id} is still there {} s after it was killed", KILL.as_secs())]
-    StillThere {
-        /// Whose.
-        id: SandboxId,
-    },
+    StillThere { id: SandboxId },
 }
 
 /// A VM and its control socket.
 #[derive(Debug)]
 pub struct Taken {
-    /// What `forkd-spawn` says of it.
+    /// The VM as `forkd-spawn` reports it.
     pub vm: Vm,
     /// The controller's end, for [`crate::Vmm::new`].
     pub control: OwnedFd,
@@ -77,7 +73,6 @@ pub struct Ended {
     pub id: SandboxId,
     /// Its process id.
     pub pid: u32,
-    /// How.
     pub how: HowEnded,
 }
 
@@ -86,7 +81,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// How long it may take to start the VMMs of one batch.
 const TAKE: Duration = Duration::from_secs(300);
 
-/// What the kernel calls the program's process.
+/// Name of the program's process.
 const PROGRAM: &str = "forkd-spawn";
 
 /// A connection to `forkd-spawn`.
@@ -119,8 +114,8 @@ impl Incoming for FromSpawn {
     }
 }
 
-/// Ends the `forkd-spawn` that listens there, and with it the VMs it has. Answers when it is gone. Whoever else listens is
-/// left alone.
+/// Ends the `forkd-spawn` that listens there, and with it the VMs it has. Returns when it is gone. A process of
+/// another name is left alone.
 pub fn end_spawner(path: &Path) -> io::Result<()> {
     end_listener(path, PROGRAM)
 }
@@ -421,6 +416,24 @@ mod tests {
             // Until the controller has gone.
             while connection.recv(&mut packet).is_ok() {}
         });
+    }
+
+    #[test]
+    fn a_full_queue_of_connections_is_an_error_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("spawn.sock");
+        let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 0).unwrap();
+        let mut connections = Vec::new();
+        // No program accepts, so a connection that blocks would hang here.
+        let refused = loop {
+            match dial(&path) {
+                Ok(connection) => connections.push(connection),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[tokio::test]

@@ -19,16 +19,12 @@ pub enum VmmCallError {
     Refused(#[source] VmmError),
     /// It said something that is no answer to this.
     #[error("the VMM gave an answer that does not fit: {reply:?}")]
-    Unexpected {
-        /// What it said.
-        reply: Box<Reply>,
-    },
+    Unexpected { reply: Box<Reply> },
 }
 
 /// Something a VMM said unasked, and the descriptor that came with it.
 #[derive(Debug)]
 pub struct VmmEvent {
-    /// What happened.
     pub event: Event,
     /// The stream of [`Event::VsockConnect`].
     pub fd: Option<OwnedFd>,
@@ -112,7 +108,7 @@ impl Vmm {
     }
 }
 
-/// What a VMM says unasked.
+/// An event that a VMM sends without a request.
 #[derive(Debug)]
 pub struct VmmEvents {
     receiver: mpsc::UnboundedReceiver<Unasked<FromVmm>>,

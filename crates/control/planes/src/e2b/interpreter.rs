@@ -121,13 +121,11 @@ pub struct Context {
 
 /// The contexts that were made through this plane, with their directories. The agent is the authority on which exist.
 #[derive(Debug, Default)]
-pub struct Contexts(std::sync::Mutex<BTreeMap<String, String>>);
+pub struct Contexts(parking_lot::Mutex<BTreeMap<String, String>>);
 
 impl Contexts {
-    fn map(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, String>> {
-        self.0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn map(&self) -> parking_lot::MutexGuard<'_, BTreeMap<String, String>> {
+        self.0.lock()
     }
 }
 

@@ -3,10 +3,11 @@
 //! Nothing here is the only copy of anything: it is a cache or ends with the daemon (watchers that are polled). Entries of sandboxes that are gone are dropped when others are added.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use forkd_sandboxes::app::App;
 use forkd_types::SandboxId;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::access::{self, Operation};
 use super::config::E2bConfig;
@@ -68,9 +69,7 @@ impl E2b {
     }
 
     fn map(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<PerSandbox>>> {
-        self.per_sandbox
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.per_sandbox.lock()
     }
 
     /// The state of the plane for a live sandbox.

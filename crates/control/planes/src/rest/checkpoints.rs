@@ -80,7 +80,7 @@ async fn asked<T>(
     sandbox: &SandboxHandle,
     ask: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> CheckpointAsk,
 ) -> Result<T, Error> {
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Checkpoint(Box::new(ask(sender))))?;
-    done.await.map_err(|_| sandbox.not_running())?
+    sandbox
+        .answer(|reply| Ask::Checkpoint(Box::new(ask(reply))))
+        .await
 }

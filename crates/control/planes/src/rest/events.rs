@@ -18,7 +18,7 @@ use forkd_edge::errors::Answer;
 use forkd_edge::stream::{Framing, respond};
 use forkd_sandboxes::app::App;
 
-/// What happens to sandboxes, snapshots and workspaces of the owner from now on: NDJSON, or server-sent events if `Accept` asks for them. Each line is an
+/// Streams the events of the owner's sandboxes, snapshots and workspaces: NDJSON, or server-sent events if `Accept` asks for them. Each line is an
 /// `EventInfo`.
 #[utoipa::path(get, path = "/v1/events", tag = "status", responses(
     (status = 200, description = "Events, one a line, until the client goes away", body = String, content_type = "application/x-ndjson")

@@ -13,7 +13,6 @@ use forkd_api::{FlowEntry, FlowInfo, NetworkInfo, NetworkRequest, UpdateNetwork}
 use forkd_types::Policy;
 use futures::{StreamExt, stream};
 use serde::Deserialize;
-use tokio::sync::oneshot;
 use utoipa::IntoParams;
 
 use super::owned::OwnedSandbox;
@@ -23,7 +22,7 @@ use forkd_edge::stream::{Framing, respond};
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::network::{self, Log};
-use forkd_sandboxes::sandbox::{Ask, Changes, NetworkChange, SandboxHandle};
+use forkd_sandboxes::sandbox::{Changes, NetworkChange, SandboxHandle};
 
 /// How often a log that is followed is read.
 const FOLLOW: Duration = Duration::from_millis(250);
@@ -84,9 +83,7 @@ async fn change(
         network: Some(change),
         ..Changes::default()
     };
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
-    done.await.map_err(|_| sandbox.not_running())??;
+    sandbox.change(changes).await?;
     Ok(Json(network::info(app, sandbox).await))
 }
 

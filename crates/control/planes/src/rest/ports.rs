@@ -14,9 +14,8 @@ use forkd_api::{
 };
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::ports::{dial, listening};
-use forkd_sandboxes::sandbox::{Ask, Changes, PortChange, SandboxHandle};
+use forkd_sandboxes::sandbox::{Changes, PortChange, SandboxHandle};
 use forkd_sandboxes::state::{Access, PortRecord, PortsRecord};
-use tokio::sync::oneshot;
 
 use super::owned::OwnedSandbox;
 use super::proxy::parse_port;
@@ -228,9 +227,7 @@ async fn change(sandbox: &SandboxHandle, change: PortChange) -> Answer<()> {
         port: Some(change),
         ..Changes::default()
     };
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
-    done.await.map_err(|_| sandbox.not_running())??;
+    sandbox.change(changes).await?;
     Ok(())
 }
 

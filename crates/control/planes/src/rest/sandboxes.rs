@@ -12,7 +12,6 @@ use forkd_api::{
     NetworkRequest, SandboxInfo, SandboxState, SnapshotInfo, UpdateSandbox,
 };
 use serde::Deserialize;
-use tokio::sync::oneshot;
 use utoipa::IntoParams;
 
 use super::owned::{OwnedSandbox, check_visible};
@@ -25,7 +24,7 @@ use forkd_sandboxes::clock;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::branch::{self, Branched, parse_tag};
 use forkd_sandboxes::ops::spawn::{self, CreateRequest};
-use forkd_sandboxes::sandbox::{Ask, Changes, NetworkChange, SandboxHandle};
+use forkd_sandboxes::sandbox::{Ask, Changes, NetworkChange};
 use forkd_sandboxes::state::OnExpiry;
 
 /// The most labels one object has.
@@ -254,7 +253,7 @@ pub async fn start(
     idempotency::once(&app.db, &actor, &headers, "create", &request, work).await
 }
 
-/// One sandbox.
+/// Describes one sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "sandboxes",
     params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The sandbox", body = SandboxInfo)
@@ -291,10 +290,7 @@ pub async fn update(
         network: request.network.map(checked_network).transpose()?,
         port: None,
     };
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
-    let info = done.await.map_err(|_| sandbox.not_running())??;
-    Ok(Json(info))
+    Ok(Json(sandbox.change(changes).await?))
 }
 
 /// Ends a sandbox. Answers when nothing of it is left.
@@ -384,7 +380,8 @@ pub async fn fork(
     (status = 200, description = "It stands still", body = SandboxInfo)
 ))]
 pub async fn pause(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxInfo>> {
-    asked(&sandbox, Ask::Pause).await
+    sandbox.answer(Ask::Pause).await?;
+    Ok(Json(sandbox.info()))
 }
 
 /// Lets a paused sandbox go on.
@@ -393,16 +390,7 @@ pub async fn pause(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxIn
     (status = 200, description = "It runs", body = SandboxInfo)
 ))]
 pub async fn resume(OwnedSandbox(sandbox): OwnedSandbox) -> Answer<Json<SandboxInfo>> {
-    asked(&sandbox, Ask::Resume).await
-}
-
-async fn asked(
-    sandbox: &SandboxHandle,
-    ask: impl FnOnce(oneshot::Sender<Result<(), Error>>) -> Ask,
-) -> Answer<Json<SandboxInfo>> {
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(ask(sender))?;
-    done.await.map_err(|_| sandbox.not_running())??;
+    sandbox.answer(Ask::Resume).await?;
     Ok(Json(sandbox.info()))
 }
 
@@ -415,7 +403,7 @@ pub struct LogParams {
     tail: Option<u64>,
 }
 
-/// What a sandbox printed on its console.
+/// Console output of a sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/logs", tag = "guest",
     params(("id" = String, Path, description = "Its id"), LogParams), responses(
     (status = 200, description = "The end of the console", body = String, content_type = "text/plain")

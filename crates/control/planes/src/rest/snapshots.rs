@@ -41,7 +41,7 @@ const READY_TIMEOUT: u64 = 300;
 /// The longest it may say.
 const MAX_READY_TIMEOUT: u64 = 3600;
 
-/// Every snapshot.
+/// Lists the snapshots of the owner.
 #[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", responses(
     (status = 200, description = "Every snapshot, in the order of their names", body = Vec<SnapshotInfo>)
 ))]
@@ -320,7 +320,7 @@ pub async fn compact(
     Ok(Json(snapshots::compact(&app, tag, to, &actor.owner).await?))
 }
 
-/// What the store holds.
+/// Disk usage of the store.
 #[utoipa::path(get, path = "/v1/store", tag = "store", responses(
     (status = 200, description = "Sizes", body = StoreUsage)
 ))]

@@ -11,7 +11,7 @@ use forkd_edge::errors::Answer;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::process::{charges, usage};
 
-/// What every live sandbox uses of the host.
+/// Host resources that every live sandbox uses.
 #[utoipa::path(get, path = "/v1/stats", tag = "sandboxes", responses(
     (status = 200, description = "One entry a sandbox, the oldest first", body = Vec<SandboxStats>)
 ))]

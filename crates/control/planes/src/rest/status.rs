@@ -45,7 +45,7 @@ pub async fn healthz(
     (status, Json(body))
 }
 
-/// Which version.
+/// The version of the daemon.
 #[utoipa::path(get, path = "/version", tag = "status", responses(
     (status = 200, description = "The version", body = Version)
 ))]

@@ -17,7 +17,7 @@ use forkd_sandboxes::ops::branch::parse_tag;
 use forkd_sandboxes::ops::workspaces::{self, NewWorkspace};
 use forkd_sandboxes::trace;
 
-/// Every workspace.
+/// Lists the workspaces of the owner.
 #[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces", responses(
     (status = 200, description = "Every workspace", body = Vec<WorkspaceInfo>)
 ))]
@@ -55,7 +55,7 @@ pub async fn create(
     Ok((StatusCode::CREATED, Json(info)))
 }
 
-/// One workspace.
+/// Describes one workspace.
 #[utoipa::path(get, path = "/v1/workspaces/{name}", tag = "workspaces",
     params(("name" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The workspace", body = WorkspaceInfo)

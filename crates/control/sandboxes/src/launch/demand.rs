@@ -5,8 +5,9 @@
 //! children for the processors.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// How long a burst counts.
 const REMEMBERED: Duration = Duration::from_secs(10 * 60);
@@ -61,7 +62,7 @@ impl Demand {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

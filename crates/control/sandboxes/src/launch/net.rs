@@ -6,12 +6,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use forkd_api::{Isolation, MissingWall};
 use forkd_net_proto::{NetCounters, NetError, NetStats, OpenFlow};
 use forkd_types::{Policy, Rule, SandboxId};
-use forkd_vmm_link::{LogPage, NetEngine, NetEngineError, NetNews, end_net_engine};
+use forkd_vmm_link::{LinkError, LogPage, NetEngine, NetEngineError, NetNews, end_net_engine};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::program::{self, NotStarted};
@@ -23,7 +24,8 @@ pub struct NetLauncher {
     config: NetworkConfig,
     socket: PathBuf,
     current: Mutex<Option<Arc<NetEngine>>>,
-    connecting: tokio::sync::Mutex<()>,
+    /// One connects at a time. True once the engine was ended for good.
+    connecting: tokio::sync::Mutex<bool>,
     /// Each new connection's stream of reports goes here.
     connections: mpsc::UnboundedSender<NetNews>,
     receiver: Mutex<Option<mpsc::UnboundedReceiver<NetNews>>>,
@@ -47,7 +49,7 @@ impl NetLauncher {
             config,
             socket,
             current: Mutex::new(None),
-            connecting: tokio::sync::Mutex::new(()),
+            connecting: tokio::sync::Mutex::new(false),
             connections,
             receiver: Mutex::new(Some(receiver)),
             counted: Mutex::default(),
@@ -70,7 +72,7 @@ impl NetLauncher {
 
     /// Streams of reports, one for each connection. The first caller gets them.
     pub fn connections(&self) -> Option<mpsc::UnboundedReceiver<NetNews>> {
-        lock(&self.receiver).take()
+        self.receiver.lock().take()
     }
 
     /// Serves a sandbox through a frame socket.
@@ -146,7 +148,7 @@ impl NetLauncher {
     pub async fn totals(&self) -> Result<(NetCounters, u32), NetEngineError> {
         let engine = self.running().await?;
         let (now, sandboxes) = self.noted(engine.totals().await)?;
-        let mut counted = lock(&self.counted);
+        let mut counted = self.counted.lock();
         // Another engine counts from zero.
         if now.frames_up < counted.last.frames_up || now.dns < counted.last.dns {
             let ended = counted.last;
@@ -186,12 +188,12 @@ impl NetLauncher {
         })
     }
 
-    /// Ends the engine and every connection of every sandbox. No other is started while the answer is held.
-    pub async fn end(&self) -> std::io::Result<tokio::sync::MutexGuard<'_, ()>> {
-        let one = self.connecting.lock().await;
+    /// Ends the engine and every connection of every sandbox. No other is started, whether one ran or not.
+    pub async fn end(&self) -> std::io::Result<()> {
+        let mut ended = self.connecting.lock().await;
+        *ended = true;
         self.disconnected();
-        self.end_process().await?;
-        Ok(one)
+        self.end_process().await
     }
 
     async fn end_process(&self) -> std::io::Result<()> {
@@ -203,7 +205,7 @@ impl NetLauncher {
 
     /// Forgets the connection, so that the next use makes a new one.
     pub fn disconnected(&self) {
-        lock(&self.current).take();
+        self.current.lock().take();
     }
 
     /// A connection that failed is not used again.
@@ -215,7 +217,7 @@ impl NetLauncher {
     }
 
     async fn running(&self) -> Result<Arc<NetEngine>, NetEngineError> {
-        let current = lock(&self.current).clone();
+        let current = self.current.lock().clone();
         match current {
             Some(engine) => Ok(engine),
             None => Ok(Arc::new(NetEngine::connect(&self.socket).await?.0)),
@@ -224,12 +226,15 @@ impl NetLauncher {
 
     /// A connection to the engine, which is started if it does not run.
     pub async fn connected(&self) -> Result<Arc<NetEngine>, NetEngineError> {
-        let current = lock(&self.current).clone();
+        let current = self.current.lock().clone();
         if let Some(engine) = current {
             return Ok(engine);
         }
-        let _one = self.connecting.lock().await;
-        let current = lock(&self.current).clone();
+        let ended = self.connecting.lock().await;
+        if *ended {
+            return Err(LinkError::Closed.into());
+        }
+        let current = self.current.lock().clone();
         if let Some(engine) = current {
             return Ok(engine);
         }
@@ -251,7 +256,7 @@ impl NetLauncher {
         let (floor, resolvers) = (self.config.floor.clone(), self.config.resolvers.clone());
         engine.configure(floor, resolvers).await?;
         let engine = Arc::new(engine);
-        *lock(&self.current) = Some(Arc::clone(&engine));
+        *self.current.lock() = Some(Arc::clone(&engine));
         // The receiver may be gone when the daemon stops.
         let _ = self.connections.send(news);
         Ok(engine)
@@ -278,8 +283,4 @@ impl NetLauncher {
             source,
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

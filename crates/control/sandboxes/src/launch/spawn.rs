@@ -7,13 +7,14 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use forkd_api::{Isolation, MissingWall};
 use forkd_types::{Digest, Engine, SandboxId};
-use forkd_vmm_link::{Endings, Process, Spawner, SpawnerError, Taken, end_spawner};
+use forkd_vmm_link::{Endings, LinkError, Process, Spawner, SpawnerError, Taken, end_spawner};
 use forkd_vmm_proto::Shape;
 use forkd_vmm_proto::spawn::{Jail, Limits, SpawnError, SpawnStatus, Vm};
+use parking_lot::Mutex;
 
 use super::program::{self, NotStarted};
 
@@ -34,7 +35,8 @@ pub struct Launcher {
     arguments: Vec<OsString>,
     socket: PathBuf,
     current: Mutex<Option<Arc<Spawner>>>,
-    connecting: tokio::sync::Mutex<()>,
+    /// One connects at a time. True once `forkd-spawn` was ended for good.
+    connecting: tokio::sync::Mutex<bool>,
     endings: tokio::sync::mpsc::UnboundedSender<Endings>,
     /// The processes of VMs that were started and not ended by [`Launcher::kill`].
     processes: Mutex<HashMap<SandboxId, Arc<Process>>>,
@@ -57,7 +59,7 @@ impl Launcher {
             arguments,
             socket,
             current: Mutex::new(None),
-            connecting: tokio::sync::Mutex::new(()),
+            connecting: tokio::sync::Mutex::new(false),
             endings,
             processes: Mutex::default(),
             unreleased: Mutex::default(),
@@ -227,12 +229,12 @@ impl Launcher {
         }
     }
 
-    /// Ends `forkd-spawn` and every VMM it has. No other is started while the answer is held.
-    pub async fn end(&self) -> std::io::Result<tokio::sync::MutexGuard<'_, ()>> {
-        let one = self.connecting.lock().await;
+    /// Ends `forkd-spawn` and every VMM it has. No other is started, whether one ran or not.
+    pub async fn end(&self) -> std::io::Result<()> {
+        let mut ended = self.connecting.lock().await;
+        *ended = true;
         self.disconnected();
-        self.end_process().await?;
-        Ok(one)
+        self.end_process().await
     }
 
     async fn end_process(&self) -> std::io::Result<()> {
@@ -262,7 +264,10 @@ impl Launcher {
         if let Some(spawner) = self.slot().clone() {
             return Ok(spawner);
         }
-        let _one = self.connecting.lock().await;
+        let ended = self.connecting.lock().await;
+        if *ended {
+            return Err(LinkError::Closed.into());
+        }
         if let Some(spawner) = self.slot().clone() {
             return Ok(spawner);
         }
@@ -319,19 +324,15 @@ impl Launcher {
         })
     }
 
-    fn processes(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Arc<Process>>> {
-        self.processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn processes(&self) -> parking_lot::MutexGuard<'_, HashMap<SandboxId, Arc<Process>>> {
+        self.processes.lock()
     }
 
-    fn unreleased(&self) -> std::sync::MutexGuard<'_, HashSet<Digest>> {
-        self.unreleased
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn unreleased(&self) -> parking_lot::MutexGuard<'_, HashSet<Digest>> {
+        self.unreleased.lock()
     }
 
-    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Spawner>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slot(&self) -> parking_lot::MutexGuard<'_, Option<Arc<Spawner>>> {
+        self.current.lock()
     }
 }

@@ -4,12 +4,13 @@
 //! Requests for one workspace run one at a time ([`Locks`]). An old state is removed only when the new one is durable.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use forkd_api::{ErrorCode, EventKind, WorkspaceInfo, WorkspaceStatus};
 use forkd_store::{Deletion, Entry, Origin};
 use forkd_types::{Policy, SandboxId, Tag};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::app::App;
@@ -37,7 +38,7 @@ impl Locks {
     }
 
     fn map(&self) -> MutexGuard<'_, HashMap<Tag, Arc<tokio::sync::Mutex<()>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -4,9 +4,10 @@
 //! boots can be cancelled ([`WritingTags::cancel`]) until its cut begins.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use forkd_types::Tag;
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
@@ -123,7 +124,7 @@ impl WritingTags {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Tag, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

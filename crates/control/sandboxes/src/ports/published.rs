@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forkd_api::ErrorCode;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::net::sockopt::set_socket_linger;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -70,7 +71,7 @@ impl HostPort {
 
 impl Published {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u16, HostPort>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The host address of a port.

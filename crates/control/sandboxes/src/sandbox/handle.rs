@@ -4,7 +4,6 @@
 //! the agent in the guest.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forkd_agent_client::{Client, ConnectError, Deadline, Identified, Options};
@@ -12,10 +11,11 @@ use forkd_api::{ErrorBody, ErrorCode, NetworkPolicy, SandboxInfo};
 use forkd_guest_proto::IdentityRequest;
 use forkd_types::SandboxId;
 use forkd_vmm_proto::AGENT_PORT;
-use tokio::sync::{mpsc, watch};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::owner::Ask;
+use super::owner::{Ask, Changes};
 use super::state::{Phase, Step};
 use crate::error::{Error, chain};
 use crate::ports::Published;
@@ -94,7 +94,7 @@ impl SandboxHandle {
     }
 
     fn live(&self) -> MutexGuard<'_, SharedState> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     /// Where it is.
@@ -202,6 +202,23 @@ impl SandboxHandle {
         })
     }
 
+    /// Puts a request into the owner's queue and waits for the answer. The owner carries the request out even if the
+    /// caller stops waiting.
+    pub async fn answer<T>(
+        &self,
+        ask: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Ask,
+    ) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(ask(reply))?;
+        answer.await.map_err(|_| self.not_running())?
+    }
+
+    /// Changes what users may set. The change is durable and in force when this returns.
+    pub async fn change(&self, changes: Changes) -> Result<SandboxInfo, Error> {
+        self.answer(|reply| Ask::Update(Box::new(changes), reply))
+            .await
+    }
+
     /// Why it cannot be used in the phase it is in.
     pub fn not_running(&self) -> Error {
         let live = self.live();
@@ -260,15 +277,12 @@ impl SandboxHandle {
 
     /// A token of the present era: it is cancelled when the sandbox is rolled back.
     pub fn era(&self) -> CancellationToken {
-        self.era
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.era.lock().clone()
     }
 
     /// Breaks every connection to a port of the guest, because the guest went back.
     pub(super) fn end_era(&self) {
-        let mut era = self.era.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut era = self.era.lock();
         std::mem::take(&mut *era).cancel();
     }
 

@@ -1,9 +1,10 @@
 //! Which sandboxes there are.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use forkd_types::SandboxId;
+use parking_lot::RwLock;
 
 use super::handle::SandboxHandle;
 use crate::error::Error;
@@ -17,23 +18,18 @@ impl Registry {
     pub(super) fn insert(&self, sandbox: &Arc<SandboxHandle>) {
         self.0
             .write()
-            .unwrap_or_else(PoisonError::into_inner)
             .insert(sandbox.id.clone(), Arc::clone(sandbox));
     }
 
     /// Forgets a sandbox.
     pub fn remove(&self, id: &SandboxId) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(id);
+        self.0.write().remove(id);
     }
 
     /// Finds a sandbox by its ID.
     pub fn get(&self, id: &SandboxId) -> Result<Arc<SandboxHandle>, Error> {
         self.0
             .read()
-            .unwrap_or_else(PoisonError::into_inner)
             .get(id)
             .cloned()
             .ok_or_else(|| Error::NoSandbox { id: id.clone() })
@@ -41,17 +37,12 @@ impl Registry {
 
     /// Every sandbox, the oldest first.
     pub fn list(&self) -> Vec<Arc<SandboxHandle>> {
-        self.0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .cloned()
-            .collect()
+        self.0.read().values().cloned().collect()
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.0.read().len()
     }
 
     /// There are none.

@@ -10,7 +10,6 @@ use forkd_sandboxes::error::Error;
 use forkd_sandboxes::ops::pause as paused;
 use forkd_sandboxes::sandbox::{Ask, Changes, Phase, SandboxHandle};
 use forkd_sandboxes::trace;
-use tokio::sync::oneshot;
 
 use super::Sent;
 use super::owned::Owned;
@@ -38,9 +37,7 @@ async fn set_expiry(sandbox: &SandboxHandle, expires: u64) -> Answer<()> {
         expires_at_unix: Some(Some(expires)),
         ..Changes::default()
     };
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
-    done.await.map_err(|_| sandbox.not_running())??;
+    sandbox.change(changes).await?;
     Ok(())
 }
 
@@ -112,9 +109,7 @@ pub async fn pause(
 async fn running(e2b: &Arc<E2b>, owned: Owned, expires: u64) -> Answer<(Arc<SandboxHandle>, bool)> {
     match owned {
         Owned::Live(sandbox) if sandbox.phase() == Phase::Paused => {
-            let (sender, done) = oneshot::channel();
-            sandbox.ask(Ask::Resume(sender))?;
-            done.await.map_err(|_| sandbox.not_running())??;
+            sandbox.answer(Ask::Resume).await?;
             set_expiry(&sandbox, expires).await?;
             Ok((sandbox, true))
         }

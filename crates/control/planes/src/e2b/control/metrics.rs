@@ -4,7 +4,7 @@
 //! left alone.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{RawQuery, State};
@@ -12,6 +12,7 @@ use forkd_guest_proto as guest;
 use forkd_sandboxes::agent_limits;
 use forkd_sandboxes::error::Error;
 use forkd_sandboxes::sandbox::SandboxHandle;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -54,8 +55,8 @@ struct History {
 }
 
 impl Samples {
-    fn history(&self) -> std::sync::MutexGuard<'_, History> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn history(&self) -> parking_lot::MutexGuard<'_, History> {
+        self.0.lock()
     }
 
     pub fn add(&self, metrics: &guest::Metrics) -> Sample {

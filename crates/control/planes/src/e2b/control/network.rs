@@ -6,9 +6,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use forkd_api::E2bNetwork;
 use forkd_sandboxes::app::App;
-use forkd_sandboxes::sandbox::{Ask, Changes, NetworkChange};
+use forkd_sandboxes::sandbox::{Changes, NetworkChange};
 use forkd_types::Policy;
-use tokio::sync::oneshot;
 
 use super::Sent;
 use super::owned::Owned;
@@ -90,9 +89,7 @@ pub async fn update(
         network: Some(NetworkChange::Replace(policy)),
         ..Changes::default()
     };
-    let (sender, done) = oneshot::channel();
-    sandbox.ask(Ask::Update(Box::new(changes), sender))?;
-    done.await.map_err(|_| sandbox.not_running())??;
+    sandbox.change(changes).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -2,12 +2,13 @@
 //!
 //! A request names a user or none. None is `user`, as in E2B's images; an image without that user has `root`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::http::HeaderMap;
 use base64::Engine;
 use forkd_agent_client::Client;
 use forkd_sandboxes::agent_limits;
+use parking_lot::Mutex;
 
 /// The user of requests that name none.
 const DEFAULT: &str = "user";
@@ -58,7 +59,7 @@ fn choose(users: &[User], wanted: Option<&str>) -> Option<User> {
 
 impl Users {
     fn known(&self) -> Arc<Vec<User>> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.lock())
     }
 
     /// The user of a request. The file is read again if it did not have the user before.
@@ -78,7 +79,7 @@ impl Users {
             });
         }
         let found = choose(&users, wanted);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(users);
+        *self.0.lock() = Arc::new(users);
         found.ok_or(UnknownUser { name: shown })
     }
 }

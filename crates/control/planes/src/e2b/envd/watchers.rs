@@ -1,9 +1,10 @@
 //! Watchers that clients poll. Each has a task that collects changes until the watcher is removed or the sandbox ends.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use forkd_agent_client::{Client, Watch};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::connect::{Code, RpcError};
 use super::filesystem::event;
@@ -37,13 +38,9 @@ fn unknown(id: &str) -> RpcError {
     RpcError::new(Code::NotFound, format!("watcher {id} was not found"))
 }
 
-fn lock(queue: &Queue) -> MutexGuard<'_, VecDeque<FilesystemEvent>> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Watchers {
     fn map(&self) -> MutexGuard<'_, HashMap<String, Polled>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Collects the changes of a watch under a new ID.
@@ -70,7 +67,7 @@ impl Watchers {
                     let Some(event) = event(&client, &path, change, include_entry).await else {
                         continue;
                     };
-                    let mut queue = lock(&collected);
+                    let mut queue = collected.lock();
                     if queue.len() >= MAX_EVENTS {
                         queue.pop_front();
                     }
@@ -89,7 +86,7 @@ impl Watchers {
         tokio::task::yield_now().await;
         let map = self.map();
         let found = map.get(id).ok_or_else(|| unknown(id))?;
-        let taken: VecDeque<_> = std::mem::take(&mut *lock(&found.queue));
+        let taken: VecDeque<_> = std::mem::take(&mut *found.queue.lock());
         Ok(taken.into())
     }
 

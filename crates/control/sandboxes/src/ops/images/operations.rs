@@ -3,10 +3,11 @@
 //! They live in memory. A daemon that stops ends its fetches; layers that arrived stay for the next one.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forkd_api::{ErrorBody, ErrorCode, ImageInfo, OperationInfo, OperationStatus};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -91,7 +92,7 @@ impl Default for Operations {
 
 impl Operations {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Operation>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     /// A new operation, or the one that is under way for the same key; then the second part is false.

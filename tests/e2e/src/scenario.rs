@@ -28,7 +28,7 @@ type Body = fn(Run) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 pub struct Registered {
     /// Path of the function.
     pub path: &'static str,
-    /// The function.
+    /// The function of the scenario.
     pub body: Body,
     /// Runs in a soak only.
     pub soak_only: bool,

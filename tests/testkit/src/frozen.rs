@@ -21,7 +21,7 @@ pub struct Frozen {
     pub index: Option<PathBuf>,
     /// The disks with the layers of the cut.
     pub disks: Vec<Disk>,
-    /// What the VMM said about the cut.
+    /// The VMM's report about the cut.
     pub report: CutReport,
 }
 

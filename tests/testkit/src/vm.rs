@@ -86,7 +86,7 @@ impl Vm {
         self.disks.lock().await.clone()
     }
 
-    /// What a cut of only what changed builds on; none for a machine that was booted and never cut.
+    /// The image that a cut of changed pages builds on; none for a VM that was booted and never cut.
     pub(crate) async fn base(&self) -> tokio::sync::MutexGuard<'_, Option<Base>> {
         self.base.lock().await
     }

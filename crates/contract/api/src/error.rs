@@ -23,15 +23,15 @@ pub struct ErrorBody {
 
 /// An error that a client can be answered with.
 pub trait Refusal {
-    /// What went wrong, for programs.
+    /// The reason, for programs.
     fn code(&self) -> ErrorCode;
-    /// What went wrong, for people, with the causes.
+    /// The reason and its causes, for people.
     fn message(&self) -> String;
-    /// What to do about it.
+    /// A remedy for the user.
     fn hint(&self) -> Option<String>;
 }
 
-/// What went wrong, for programs. A code is never renamed and never changes its meaning.
+/// The reason of an error, for programs. A code is never renamed and never changes its meaning.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]

@@ -153,17 +153,11 @@ pub enum InvalidLimits {
 /// A kind of limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LimitKind {
-    /// `memory_mib`
     Memory,
-    /// `cpus`
     Cpus,
-    /// `cpu_weight`
     CpuWeight,
-    /// `pids`
     Pids,
-    /// `io_bytes_per_sec`
     IoBytes,
-    /// `io_ops_per_sec`
     IoOps,
 }
 

@@ -27,7 +27,7 @@ routes! {
     NODE = "/v1/node";
     /// `GET` lists, `POST` creates.
     SNAPSHOTS = "/v1/snapshots";
-    /// `PATCH`, `DELETE`.
+    /// `PATCH` shares it, `DELETE` removes it.
     SNAPSHOT = "/v1/snapshots/{tag}";
     SNAPSHOT_INFO = "/v1/snapshots/{tag}/info";
     SNAPSHOT_COMPACT = "/v1/snapshots/{tag}/compact";
@@ -95,7 +95,7 @@ routes! {
     PROCESS_OUTPUT = "/v1/sandboxes/{id}/processes/{pid}/output";
     /// `GET` lists, `POST` starts.
     INTERPRETERS = "/v1/sandboxes/{id}/interpreters";
-    /// `DELETE` stops.
+    /// `DELETE` stops an interpreter.
     INTERPRETER = "/v1/sandboxes/{id}/interpreters/{name}";
     INTERPRETER_RESTART = "/v1/sandboxes/{id}/interpreters/{name}/restart";
     INTERPRETER_INTERRUPT = "/v1/sandboxes/{id}/interpreters/{name}/interrupt";
@@ -120,7 +120,7 @@ routes! {
     STORE_FSCK = "/v1/store/fsck";
     /// `GET`: list, `POST`: make.
     TOKENS = "/v1/tokens";
-    /// `DELETE`: revoke.
+    /// `DELETE` revokes a token.
     TOKEN = "/v1/tokens/{name}";
     /// `GET`: list, `POST`: make.
     WORKSPACES = "/v1/workspaces";

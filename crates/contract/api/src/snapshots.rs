@@ -69,7 +69,7 @@ pub struct SnapshotInfo {
     /// Bytes on disk, shared parts included *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub physical_bytes: Option<u64>,
-    /// Who owns it; left out if nobody does, as for snapshots that were copied into the store *(extension)*.
+    /// The owner; left out for snapshots without one, such as those copied into the store *(extension)*.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Whether every owner may see it and start children from it *(extension)*.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a token allows. Each role includes the ones before it.
+/// The rights of a token. Each role includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -65,7 +65,7 @@ pub struct CreateToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 32, pattern = "^[A-Za-z0-9_-]+$")]
     pub owner: Option<String>,
-    /// What the token allows.
+    /// The rights of the token.
     #[serde(default = "default_role")]
     pub role: Role,
 }
@@ -77,11 +77,10 @@ fn default_role() -> Role {
 /// A token in a list. The secret is not kept and cannot be shown again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenInfo {
-    /// Its name.
     pub name: String,
     /// Who owns what the token makes.
     pub owner: String,
-    /// What it allows.
+    /// The rights of the token.
     pub role: Role,
     /// When it was made, in seconds since 1970.
     pub created_at_unix: u64,
@@ -90,11 +89,10 @@ pub struct TokenInfo {
 /// Answer of `POST /v1/tokens`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CreatedToken {
-    /// Its name.
     pub name: String,
     /// Who owns what the token makes.
     pub owner: String,
-    /// What it allows.
+    /// The rights of the token.
     pub role: Role,
     /// When it was made, in seconds since 1970.
     pub created_at_unix: u64,

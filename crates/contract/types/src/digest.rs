@@ -1,4 +1,4 @@
-//! Content digests.
+//! Digests of content: BLAKE3, written as `b3:` and hexadecimal digits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ pub struct Digest(pub [u8; 32]);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text:?} is not a digest: expected \"b3:\" and 64 hex digits")]
 pub struct InvalidDigest {
-    /// What was given, cut to a printable length.
+    /// The text that was refused, cut to a printable length.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! Where a daemon keeps its data when nobody says where.
+//! The default data directory of a daemon.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -37,7 +37,7 @@ impl Engine {
         name: *b"firecracker\0\0\0\0\0",
     };
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         let end = self.name.iter().position(|byte| *byte == 0);
         let name = self.name.get(..end.unwrap_or(MAX_LEN)).unwrap_or_default();

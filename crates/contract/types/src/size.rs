@@ -18,7 +18,7 @@ pub struct MiB(pub u32);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text:?} is not a size: write 512, 512M or 2G")]
 pub struct InvalidSize {
-    /// What was given.
+    /// The text that was refused.
     pub text: String,
 }
 

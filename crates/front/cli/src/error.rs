@@ -14,9 +14,7 @@ use crate::ui::Ui;
 pub struct Exit(pub u8);
 
 impl Exit {
-    /// Success.
     pub const OK: Self = Self(0);
-    /// Failure.
     pub const FAILURE: Self = Self(1);
     /// forkd failed, in a command whose exit code is otherwise that of a program.
     pub const OURS: Self = Self(125);
@@ -89,7 +87,7 @@ impl CliError {
         self
     }
 
-    /// The hint.
+    /// The remedy, if one is known.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }

@@ -1,6 +1,6 @@
 //! The life of the gateway: bind, watch the fleet, serve, stop.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -11,6 +11,7 @@ use forkd_edge::config::ConnectionLimits;
 use forkd_edge::errors::{Answer, Failure};
 use forkd_edge::listen::{self, Server, Tls};
 use forkd_edge::origin::Hosts;
+use parking_lot::RwLock;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 

@@ -26,7 +26,6 @@ pub enum Error {
     Unreachable {
         /// Address of the daemon.
         target: String,
-        /// Innermost cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -36,7 +35,6 @@ pub enum Error {
     /// The daemon answered with an error.
     #[error("{}", body.error)]
     Refused {
-        /// HTTP status.
         status: u16,
         /// The daemon's explanation.
         body: ErrorBody,
@@ -44,9 +42,7 @@ pub enum Error {
     /// The answer does not have the form that the API describes.
     #[error("the answer of the daemon is invalid (HTTP {status})")]
     BadAnswer {
-        /// HTTP status.
         status: u16,
-        /// Parser error.
         #[source]
         source: serde_json::Error,
     },

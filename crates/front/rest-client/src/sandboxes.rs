@@ -100,7 +100,7 @@ impl Client {
             .await
     }
 
-    /// Lists workspaces.
+    /// Lists the workspaces of the owner.
     pub async fn workspaces(&self) -> Result<Vec<WorkspaceInfo>, Error> {
         self.json(self.get(routes::WORKSPACES)).await
     }

@@ -31,7 +31,7 @@ impl Client {
         self.text(self.get(routes::METRICS)).await
     }
 
-    /// Lists snapshots.
+    /// Lists the snapshots of the owner.
     pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>, Error> {
         self.json(self.get(routes::SNAPSHOTS)).await
     }

@@ -1,4 +1,4 @@
-//! Tokens.
+//! Requests about tokens.
 
 use forkd_api::routes::{self, fill};
 use forkd_api::{CreateToken, CreatedToken, TokenInfo};

@@ -1,4 +1,4 @@
-//! The clocks.
+//! Reads, sets and shifts the clocks of the guest.
 
 use forkd_guest_proto::{AgentError, ClockRequest, ClockState};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};

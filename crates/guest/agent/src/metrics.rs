@@ -11,7 +11,7 @@ use crate::{clock, procfs};
 /// How many disks are told of.
 const MAX_DISKS: usize = 32;
 
-/// Reads everything.
+/// Reads all metrics of the guest.
 pub fn read() -> Metrics {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let loadavg = fs::read_to_string("/proc/loadavg").unwrap_or_default();

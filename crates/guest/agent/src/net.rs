@@ -1,4 +1,4 @@
-//! Network interfaces.
+//! Configures the network interfaces of the guest.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -9,7 +9,7 @@ pub fn number<T: std::str::FromStr>(path: &str) -> Option<T> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// `/proc/meminfo`.
+/// Reads the memory of the guest.
 pub fn memory() -> MemoryMetrics {
     parse_memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }

@@ -124,7 +124,7 @@ async fn an_endless_printer_fills_nothing_and_holds_nobody_up() {
     let agent = TestAgent::start().await;
     let client = agent.connect().await;
     let mut endless = client.exec(sh("yes")).await.unwrap();
-    // Nobody takes its output for the length of these calls.
+    // The output is not read during these calls.
     for _ in 0..20 {
         assert_eq!(
             client.exec_capture(sh("echo hi")).await.unwrap().stdout,

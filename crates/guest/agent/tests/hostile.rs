@@ -130,7 +130,7 @@ async fn a_client_notices_an_agent_that_breaks_the_protocol() {
         let client = client.clone();
         async move { client.exec_capture(sh("x")).await }
     });
-    // More than the window of a channel, for a request that nobody empties.
+    // More than the window of a channel, for a request whose output is not read.
     let chunk = frame::encode(1, Kind::Data, 3, &vec![0; 60_000]);
     let mut sink = vec![0; 4096];
     let _ = far.read(&mut sink).await;

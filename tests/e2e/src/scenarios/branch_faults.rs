@@ -304,7 +304,7 @@ async fn child_killed(kit: &Kit, source: &Source, random: &mut StdRng) -> anyhow
     Ok(answered.is_none())
 }
 
-/// What must not become more.
+/// Counts that must not grow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Traces {
     /// Processes that have files of the test open.

@@ -296,7 +296,7 @@ pub async fn endless_output_is_held_back(run: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a process has printed, once it does not print any more because nobody reads.
+/// The output of a process, once it stops printing because its output is not read.
 async fn settled_output(agent: &Calls, process: u64) -> anyhow::Result<u64> {
     let mut last = None;
     for _ in 0..100 {

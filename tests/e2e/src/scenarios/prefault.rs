@@ -12,7 +12,7 @@ use crate::support::{freeze, vmm_error, warm_python};
 
 pub const SCENARIOS: &[Registered] = &[everyday!(pages_of_the_first_request)];
 
-/// What the working set is recorded after.
+/// The request after which the working set is recorded.
 const REQUEST: &str = "int(np.arange(1000).sum())";
 const ANSWER: i64 = 499_500;
 

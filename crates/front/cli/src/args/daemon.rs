@@ -12,7 +12,7 @@ pub struct DaemonArgs {
     /// http://127.0.0.1:8889]
     #[arg(long, env = "FORKD_URL", value_name = "URL", global = true)]
     pub daemon_url: Option<String>,
-    /// Bearer token
+    /// Bearer token of the daemon
     #[arg(
         long,
         env = "FORKD_TOKEN",

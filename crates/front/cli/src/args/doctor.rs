@@ -8,7 +8,7 @@ use super::DaemonArgs;
 #[derive(Debug, Args)]
 #[command(after_help = "The exit code is 1 if a check failed. A warning is not a failure.")]
 pub struct DoctorArgs {
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -65,7 +65,7 @@ pub struct EvalArgs {
     /// Interrupt the code after this many seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub timeout_secs: Option<u64>,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     /// Python code; words are joined by spaces
@@ -116,7 +116,7 @@ pub struct CpArgs {
     pub from: String,
     /// Target: a local file, ID:/PATH, or - for standard output
     pub to: String,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -35,7 +35,7 @@ pub enum MachineCommand {
     Stop(StopArgs),
     /// Show the state of the machine
     Status(StatusArgs),
-    /// List machines
+    /// List machines and their states
     Ls(LsArgs),
     /// Run a command in the machine
     Exec(ExecArgs),

@@ -135,7 +135,7 @@ impl Command {
     }
 }
 
-/// Parses `KEY=VALUE`.
+/// Parses an argument of the form `KEY=VALUE`.
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -196,7 +196,7 @@ pub enum Command {
     Top(TopArgs),
     /// Show or change the limits of a live sandbox
     Limits(LimitsArgs),
-    /// Delete sandboxes
+    /// Delete sandboxes, running or failed
     Kill(KillArgs),
     /// Freeze a running sandbox as a snapshot while it goes on running
     Branch(BranchArgs),
@@ -216,7 +216,7 @@ pub enum Command {
     FromImage(Box<FromImageArgs>),
     /// Build the disk of an image as a file, without a daemon
     Parent(ParentArgs),
-    /// Delete snapshots
+    /// Delete snapshots by their tags
     Rmi(RmiArgs),
     /// Describe a snapshot
     SnapshotInfo(SnapshotInfoArgs),

@@ -10,7 +10,7 @@ pub struct QuickstartArgs {
     /// Number of children
     #[arg(short, long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
-    /// The image
+    /// Image to boot the parent from
     #[arg(long, default_value = DEFAULT_IMAGE)]
     pub image: String,
     /// Accepted for compatibility; the command asks no questions

@@ -30,7 +30,7 @@ pub struct SpawnArgs {
     /// Number of children
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub n: u32,
-    /// Accepted for compatibility; --net, --allow and --deny decide what a sandbox reaches
+    /// Give each child a network namespace on the host of the daemon, if the daemon runs as root
     #[arg(long)]
     pub per_child_netns: bool,
     /// Delete the children after this time, such as 30s, 10m or 2h
@@ -48,7 +48,7 @@ pub struct SpawnArgs {
     /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub hugepages: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub struct ForkArgs {
     /// Keep the children this many seconds
     #[arg(long, default_value_t = 2, value_name = "SECONDS")]
     pub settle_secs: u64,
-    /// Accepted for compatibility; --net, --allow and --deny decide what a sandbox reaches
+    /// Give each child a network namespace on the host of the daemon, if the daemon runs as root
     #[arg(long)]
     pub per_child_netns: bool,
     /// Accepted for compatibility
@@ -100,7 +100,7 @@ pub struct ForkArgs {
     /// Accepted for compatibility
     #[arg(long, hide = true)]
     pub keep_workdir: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -114,7 +114,7 @@ pub struct ForkArgs {
 /// Arguments of `forkd ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     /// Print only IDs
@@ -137,13 +137,13 @@ pub struct KillArgs {
     /// IDs of sandboxes
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
-    /// Every sandbox
+    /// Delete every sandbox
     #[arg(long)]
     pub all: bool,
     /// Every sandbox forked from this snapshot
     #[arg(long)]
     pub tag: Option<String>,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -170,7 +170,7 @@ pub struct BranchArgs {
     /// Return as soon as the sandbox runs again; the snapshot is written in the background
     #[arg(long, conflicts_with = "full")]
     pub no_wait: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -216,7 +216,7 @@ pub struct CheckpointArgs {
     /// Delete this checkpoint instead
     #[arg(long, value_name = "NAME")]
     pub rm: Option<String>,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -234,7 +234,7 @@ pub struct RollbackArgs {
     /// Name of the checkpoint [default: the newest]
     #[arg(long, value_name = "NAME")]
     pub to: Option<String>,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -290,7 +290,7 @@ pub struct CleanupArgs {
     /// Delete what is listed
     #[arg(short, long)]
     pub yes: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -80,7 +80,7 @@ pub struct SnapshotArgs {
     /// Accepted for compatibility: a snapshot is cut when it is ready
     #[arg(long, default_value_t = 10, hide = true)]
     pub boot_wait_secs: u64,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -93,7 +93,7 @@ pub struct ImagesArgs {
     /// List images instead of snapshots
     #[arg(long)]
     pub images: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -116,7 +116,7 @@ pub struct RmiArgs {
     /// Delete snapshots that others depend on; the dependents keep working
     #[arg(long)]
     pub force: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -126,12 +126,12 @@ pub struct RmiArgs {
 /// Arguments of `forkd snapshot-share`.
 #[derive(Debug, Args)]
 pub struct SnapshotShareArgs {
-    /// The snapshot
+    /// Tag of the snapshot
     pub tag: String,
     /// Only its owner again; children that others have started go on
     #[arg(long)]
     pub private: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -143,7 +143,7 @@ pub struct SnapshotShareArgs {
 pub struct SnapshotInfoArgs {
     /// Tag of the snapshot
     pub tag: String,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -159,7 +159,7 @@ pub struct SnapshotCompactArgs {
     /// Tag of the copy
     #[arg(long)]
     pub to: String,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -184,7 +184,7 @@ pub struct SnapshotDiffArgs {
     /// Kill the command after this many seconds
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub exec_timeout_secs: u64,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -206,7 +206,7 @@ pub struct StoreArgs {
     /// With --check: read every byte
     #[arg(long, requires = "check")]
     pub deep: bool,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `forkd token`
+//! Arguments of `forkd token`.
 
 use clap::{Args, Subcommand};
 use forkd_api::Role;
@@ -14,7 +14,7 @@ use super::DaemonArgs;
 pub struct TokenArgs {
     #[command(subcommand)]
     pub command: TokenCommand,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long, global = true)]
     pub json: bool,
     #[command(flatten)]
@@ -31,11 +31,11 @@ pub enum TokenCommand {
         /// Who owns what the token makes [default: the name of the token]
         #[arg(long)]
         owner: Option<String>,
-        /// What the token allows: read, use or admin
+        /// Rights of the token: read, use or admin
         #[arg(long, default_value_t = Role::Use)]
         role: Role,
     },
-    /// List tokens
+    /// List the tokens of the daemon
     Ls,
     /// Revoke tokens: the next request with one is refused
     Revoke {

@@ -14,7 +14,7 @@ use super::{DaemonArgs, NetworkArgs};
 pub struct WorkspaceArgs {
     #[command(subcommand)]
     pub command: WorkspaceCommand,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long, global = true)]
     pub json: bool,
     #[command(flatten)]
@@ -31,7 +31,7 @@ pub enum WorkspaceCommand {
         /// Snapshot to start from
         #[arg(long)]
         snapshot: String,
-        /// Accepted for compatibility; --net, --allow and --deny decide what the sandbox reaches
+        /// Give the sandbox a network namespace on the host of the daemon, if the daemon runs as root
         #[arg(long)]
         per_child_netns: bool,
         /// Limit on host memory, such as 512M or 2G
@@ -53,7 +53,7 @@ pub enum WorkspaceCommand {
         /// Name of the workspace
         name: String,
     },
-    /// List workspaces
+    /// List workspaces and their states
     List,
     /// Delete a workspace and its state
     Delete {

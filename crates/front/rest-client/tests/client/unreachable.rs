@@ -20,8 +20,8 @@ async fn kind(target: &Target) -> io::ErrorKind {
 async fn what_the_system_says_keeps_its_kind() {
     let nowhere = Target::Unix(PathBuf::from("/nonexistent/forkd.sock"));
     assert_eq!(kind(&nowhere).await, io::ErrorKind::NotFound);
-    let nobody = "http://127.0.0.1:1".parse().unwrap();
-    assert_eq!(kind(&nobody).await, io::ErrorKind::ConnectionRefused);
+    let closed = "http://127.0.0.1:1".parse().unwrap();
+    assert_eq!(kind(&closed).await, io::ErrorKind::ConnectionRefused);
 }
 
 #[test]

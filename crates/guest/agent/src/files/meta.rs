@@ -83,7 +83,7 @@ pub async fn mkdir(request: MkdirRequest) -> Result<(), AgentError> {
     .await
 }
 
-/// Renames.
+/// Renames a file or directory.
 pub async fn rename(request: RenameRequest) -> Result<(), AgentError> {
     let (from, to) = (absolute(&request.from)?, absolute(&request.to)?);
     blocking(move || {
@@ -100,7 +100,7 @@ pub async fn rename(request: RenameRequest) -> Result<(), AgentError> {
     .await
 }
 
-/// Removes.
+/// Removes a file or directory.
 pub async fn remove(request: RemoveRequest) -> Result<(), AgentError> {
     let path = absolute(&request.path)?;
     blocking(move || {

@@ -1,4 +1,4 @@
-//! Watching files.
+//! Streams of changes below a directory.
 
 use std::collections::HashMap;
 use std::io;

@@ -207,7 +207,7 @@ def forms(value):
 
 
 def figures():
-    """Open plots become pictures, as nobody could look at them otherwise."""
+    """Turns open plots into pictures: the guest has no display."""
     plots = sys.modules.get("matplotlib.pyplot")
     if plots is None or not plots.get_fignums():
         return {}

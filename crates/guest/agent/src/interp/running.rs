@@ -201,7 +201,7 @@ impl Running {
         }
     }
 
-    /// Ends it.
+    /// Kills the interpreter.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }

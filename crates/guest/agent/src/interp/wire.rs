@@ -22,7 +22,7 @@ pub enum Ask<'a> {
         imports: &'a [String],
         code: &'a str,
     },
-    /// Run code.
+    /// Run a piece of code.
     Run {
         id: u64,
         mode: forkd_guest_proto::EvalMode,

@@ -29,7 +29,7 @@ const KEEP: u32 = 64 * 1024;
 /// The most that a request can have kept.
 const MAX_KEEP: u32 = 8 * 1024 * 1024;
 
-/// One process.
+/// A process that the agent has started.
 pub struct Process {
     pub id: ProcessId,
     pub pid: u32,

@@ -11,18 +11,18 @@ pub(super) const VNET_HEADER: usize = 12;
 /// The largest frame: a segment of 64 KiB that is cut later, and its Ethernet header.
 pub(super) const MAX_FRAME: usize = 65535 + 18;
 
-/// What became of a frame for the network.
+/// The fate of a frame for the network.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     /// It is on its way.
     Yes,
     /// There is no room for it now.
     Later,
-    /// It was refused, or there is nobody to take it.
+    /// The frame was refused, or there is no peer.
     Never,
 }
 
-/// What reading a frame gave.
+/// The result of reading a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// Header and frame of this length together.

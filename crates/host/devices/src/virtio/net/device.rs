@@ -38,10 +38,10 @@ pub struct Net {
     pub(super) tx_limiter: RateLimiter,
     /// The frame in hand, if any, with its header.
     pub(super) buffer: Vec<u8>,
-    /// Its length.
+    /// Length of the frame that waits.
     pub(super) frame: Option<usize>,
     pub(super) mergeable: bool,
-    /// What the loop listens to.
+    /// The events that the loop listens to.
     pub(super) registered: Option<Ready>,
     pub(super) wants_frames: bool,
     pub(super) rx_held: bool,

@@ -16,7 +16,7 @@ const MAX_FRAMES: u32 = 256;
 /// Where in its header a frame says how many chains it takes.
 const NUM_BUFFERS: usize = 10;
 
-/// What became of a frame for the guest.
+/// The fate of a frame for the guest.
 enum Delivered {
     Yes,
     /// The guest has no room for it now.

@@ -3,7 +3,7 @@
 use crate::metrics::counters;
 
 counters! {
-    /// What went through the network device.
+    /// Counters of the network device.
     pub struct NetMetrics {
         /// Frames to the guest.
         rx_frames,

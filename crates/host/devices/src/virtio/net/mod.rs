@@ -1,4 +1,4 @@
-//! Network.
+//! The virtio network device.
 
 mod backend;
 mod device;

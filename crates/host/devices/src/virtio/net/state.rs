@@ -7,13 +7,13 @@ use crate::rate::RateState;
 /// The network device, by version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetState {
-    /// The first.
+    /// The first version.
     V1 {
         /// The hardware address that the driver has read.
         mac: [u8; 6],
-        /// What is left of the rate to the guest.
+        /// The rest of the rate to the guest.
         rx_rate: RateState,
-        /// What is left of the rate from the guest.
+        /// The rest of the rate from the guest.
         tx_rate: RateState,
     },
 }

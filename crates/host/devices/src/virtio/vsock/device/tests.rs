@@ -205,7 +205,7 @@ fn half_closes_are_told_and_kept() {
 
     let (mut client, host) = guest.connected(2);
     guest.send(2, host, Op::Shutdown, |h| h.flags = SHUT_RECEIVE, &[]);
-    client.write_all(b"nobody reads this").unwrap();
+    client.write_all(b"this is not read").unwrap();
     assert!(guest.receive().is_empty());
     guest.send(2, host, Op::Shutdown, |h| h.flags = SHUT_BOTH, &[]);
     assert_eq!(guest.one().0.op, Op::Reset);
@@ -465,7 +465,7 @@ fn an_accept_that_fails_is_tried_again() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("v.sock");
-    // A socket that does not listen yet: accepting fails with something else than "nobody is there".
+    // A socket that does not listen yet: accepting fails with another error than "no client waits".
     let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
     bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     let mut rig = Rig::new(DeviceSlot::Vsock);

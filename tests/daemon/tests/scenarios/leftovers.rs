@@ -36,7 +36,7 @@ async fn a_daemon_that_stops_at_once_leaves_no_program() {
     for _ in 0..5 {
         daemon.launch().await;
         daemon.stop().await;
-        assert_eq!(daemon.helpers(), [], "{}", daemon.log_tail());
+        assert_eq!(daemon.helpers(), Vec::<u32>::new(), "{}", daemon.log_tail());
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkd_guest_proto::{
-    AgentError, ErrorCode, EvalMode, EvalRequest, EvalResult, InterpState, MAX_PAYLOAD, channel,
+    AgentError, ErrorCode, EvalRequest, EvalResult, InterpState, MAX_PAYLOAD, channel,
     frame::DATA_CHUNK,
 };
 use tokio::sync::oneshot;
@@ -70,27 +70,6 @@ pub async fn eval(
         bulk: None,
     };
     deliver(stream, result).await
-}
-
-/// Runs code and throws its output away.
-pub async fn evaluate(
-    agent: &Agent,
-    name: &str,
-    mode: EvalMode,
-    code: &str,
-) -> Result<Answer, AgentError> {
-    let interp = agent.interps.find(name)?;
-    let turn = interp.take_turn().await;
-    let running = interp.ensure_running(&turn).await?;
-    let answer = running.ask_call(|id| Ask::Run { id, mode, code }).await?;
-    interp.state.set(InterpState::Busy);
-    let mut call = Call {
-        interp,
-        running,
-        turn: Some(turn),
-        answer: Some(answer),
-    };
-    Ok(call.finish(None).await?.0)
 }
 
 async fn code(stream: &Stream, request: &EvalRequest) -> Result<String, AgentError> {

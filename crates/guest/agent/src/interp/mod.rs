@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::error;
 use crate::process::Processes;
 
-pub use call::{eval, evaluate};
+pub use call::eval;
 use running::Running;
 use wire::Ask;
 
@@ -133,14 +133,6 @@ impl Interps {
             .get(&name.name)
             .cloned()
             .ok_or_else(|| not_found(&name.name))
-    }
-
-    /// An interpreter of this name waits for a call.
-    pub fn is_ready(&self, name: &str) -> bool {
-        self.table
-            .borrow()
-            .get(name)
-            .is_some_and(|interp| interp.state.get() == InterpState::Ready)
     }
 
     pub fn list(&self) -> Vec<InterpInfo> {

@@ -1,6 +1,6 @@
 //! The daemon from outside, as far as no VM is needed.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -13,6 +13,7 @@ use forkd_planes::rest::{openapi, openapi_text};
 use forkd_rest_client::Client;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::config::Config;
+use parking_lot::RwLock;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;

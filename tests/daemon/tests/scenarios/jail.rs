@@ -28,7 +28,11 @@ async fn a_daemon_that_requires_every_wall_does_not_start_without_one() {
     let log = daemon.log_tail();
     assert!(log.contains("--require-jail"), "{log}");
     assert!(log.contains(&format!("{WALL} ({REASON})")), "{log}");
-    assert_eq!(daemon.helpers(), Vec::<u32>::new(), "programs were left behind:\n{log}");
+    assert_eq!(
+        daemon.helpers(),
+        Vec::<u32>::new(),
+        "programs were left behind:\n{log}"
+    );
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ async def session_works():
         root = session.state.manifest.root
         done = await session.exec("echo $COLOR; pwd; cat src/a.txt; exit 4")
         assert (done.stdout.decode(), done.exit_code) == (f"red\n{root}\none\n", 4), done
-        assert (await session.exec("id", "-un", user="nobody", shell=False)).stdout == b"nobody\n"
+        assert (await session.exec("id", "-un", user="daemon", shell=False)).stdout == b"daemon\n"
         assert (await session.exec("kill -9 $$")).exit_code == 137
         await session.write(Path("deep/b.bin"), io.BytesIO(b"\0\xff"))
         assert (await session.read(Path("deep/b.bin"))).read() == b"\0\xff"

@@ -123,7 +123,7 @@ fn children_of_a_fork_do_not_long_outlive_a_killed_command() {
 fn limits_of_a_run_reach_the_daemon() {
     let user = User::new();
     // The snapshot is there. The same answer to the next request is an error, and ends the command.
-    let snapshot = r#"{"tag": "run-python-numpy", "dir": "/", "created_at_unix": 1, "status": "ready", "bootable": true, "memory_mib": 512, "vcpus": 1, "engine": "forkd", "physical_bytes": 1, "public": false}"#;
+    let snapshot = r#"{"tag": "run-python-numpy", "dir": "/", "memory_logical_bytes": 1, "memory_physical_bytes": 1, "vmstate_bytes": 1, "chain_depth": 0, "dependents": [], "ancestors": []}"#;
     let fake = Fake::new("200 OK", snapshot);
     let limits = [
         "--memory-limit",

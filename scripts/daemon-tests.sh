@@ -117,10 +117,37 @@ in_python_faults() {
 # Tests the adapter for a framework: `in_framework NAME`.
 in_framework() { FORKD_URL=$url scripts/adapter-tests.sh "$1" "$tag"; }
 
+# Scenarios of tests/daemon that inject no faults, with real VMMs. The first is the sample of an everyday run: each boots a
+# parent of its own.
+real_scenarios=(
+    checkpoint::a_sandbox_goes_back_in_place
+    fork::children_know_what_the_source_knew_and_go_their_own_way
+    fork::a_live_fork_puts_nothing_into_the_store
+    fork::a_child_of_a_live_fork_survives_the_daemon
+    branch::a_chain_of_branches_holds_each_state
+    branch::more_branches_than_disk_layers_may_be_stacked
+    branch::two_branches_to_one_tag_make_one_snapshot
+    workspace::a_workspace_sleeps_without_a_process_and_wakes_where_it_was
+)
+
+# Runs scenarios of tests/daemon in the machine: `real_vmms NAME…`. Data and temporary files share a file system, so that the
+# image is linked and not copied.
+real_vmms() {
+    local program at=$inside/scenarios
+    program=$(cargo test --locked --release --workspace --test scenarios --no-run 2>&1 |
+        sed -n 's/^ *Executable tests\/scenarios\/main.rs (\(.*\))$/\1/p')
+    [ -n "$program" ] || die "the scenarios of tests/daemon were not built"
+    machine cp "$program" ":$at"
+    machine exec --no-sync --env TMPDIR=/var/lib/forkd --env FORKD_TEST_VMMS=real --env FORKD_TEST_PROGRAMS=/usr/local/bin \
+        --env FORKD_TEST_DATA=/var/lib/forkd -- "$at" --exact --test-threads 1 "$@" 2>&1 |
+        sed -E 's/^test result: .* ([0-9]+) passed; ([0-9]+) failed;.*/\1 passed, \2 failed/' | sed '/^$/d'
+    ask_machine rm -f "$at"
+}
+
 # A soak uses larger counts.
 daemon_cases() {
-    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100 interrupts=1 level=quick
-    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000 interrupts=30 level=whole; fi
+    local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100 interrupts=1 level=quick scenarios=1
+    if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000 interrupts=30 level=whole scenarios=${#real_scenarios[@]}; fi
     daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-agent)
     provide_daemon
     # The data disk survives a run, and this build may not be able to run snapshots of an earlier one.
@@ -156,6 +183,7 @@ daemon_cases() {
     daemon_case "daemon: one scenario, TypeScript" node "$clients/scenario.mjs" "$root/sdk/typescript/dist/esm/index.js" \
         "$root/sdk/conformance/scenario.json" "$url" "$tag"
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
+    daemon_case "daemon: scenarios with real VMMs" real_vmms "${real_scenarios[@]:0:scenarios}"
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.
     machine cp "$clients/load.py" :/tmp/load.py
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"

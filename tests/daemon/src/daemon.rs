@@ -19,6 +19,8 @@ use crate::{Programs, Sandbox, Vmms, until};
 
 /// The image of parents with real VMMs, unless this variable names another.
 const IMAGE: &str = "FORKD_TEST_IMAGE";
+/// A data directory whose kernels and image daemons with real VMMs use.
+const DATA: &str = "FORKD_TEST_DATA";
 /// Guest memory of parents with fake VMMs.
 const MEMORY_MIB: u32 = 64;
 /// Size of the root disk of parents with fake VMMs.
@@ -113,6 +115,9 @@ impl Daemon {
                 .and_then(|file| file.set_len(DISK_BYTES))
                 .expect("a file to boot from");
         }
+        if daemon.vmms == Vmms::Real {
+            daemon.provide_image();
+        }
         let tokens: String = daemon
             .options
             .tokens
@@ -123,6 +128,22 @@ impl Daemon {
             std::fs::write(daemon.home.path().join("tokens"), tokens).expect("a token file");
         }
         daemon
+    }
+
+    /// Links kernels and image of another data directory into that of the daemon.
+    fn provide_image(&self) {
+        let from = std::env::var_os(DATA).unwrap_or_else(|| panic!("real VMMs need {DATA}=DIR"));
+        for dir in ["kernels".to_owned(), format!("images/{}", image())] {
+            let (from, to) = (Path::new(&from).join(&dir), self.data().join(&dir));
+            std::fs::create_dir_all(&to).expect("a directory");
+            for entry in std::fs::read_dir(&from).expect("a directory of files to boot from") {
+                let entry = entry.expect("a file to boot from");
+                let target = to.join(entry.file_name());
+                if std::fs::hard_link(entry.path(), &target).is_err() {
+                    std::fs::copy(entry.path(), &target).expect("a file to boot from is copied");
+                }
+            }
+        }
     }
 
     /// Where the daemon keeps everything.
@@ -315,7 +336,7 @@ impl Daemon {
                 ..CreateSnapshot::default()
             },
             Vmms::Real => CreateSnapshot {
-                image: Some(std::env::var(IMAGE).unwrap_or_else(|_| "python".to_owned())),
+                image: Some(image()),
                 ..CreateSnapshot::default()
             },
         };
@@ -506,4 +527,9 @@ fn socket(home: &Path) -> PathBuf {
 
 fn client(home: &Path, token: Option<String>) -> Client {
     Client::new(&Target::Unix(socket(home)), token).expect("a client")
+}
+
+/// The image of parents with real VMMs.
+fn image() -> String {
+    std::env::var(IMAGE).unwrap_or_else(|_| "python-numpy".to_owned())
 }

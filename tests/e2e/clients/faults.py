@@ -150,8 +150,10 @@ async def sandbox_killed():
 
 
 async def daemon_killed():
-    await strike("the daemon is killed", URL, lambda _: on_host("pkill", "-KILL", "-x", "forkd-controlle"))
+    box = await strike("the daemon is killed", URL, lambda _: on_host("pkill", "-KILL", "-x", "forkd-controlle"))
     subprocess.run(START, shell=True, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    # The next daemon has adopted the sandbox: one that is gone would be an error here.
+    await asyncio.to_thread(Client(URL).http.call, "DELETE", f"/v1/sandboxes/{box.id}")
 
 
 async def path_cut():

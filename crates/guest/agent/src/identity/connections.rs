@@ -1,8 +1,8 @@
 //! Connections that a fork has inherited.
 //!
-//! Parent and child hold the same TCP connections with the same sequence numbers. The child's are broken
-//! without a packet to the peer, which still talks to the parent. A process of the child that reads from one gets an
-//! error. Connections within the guest are whole, both ends were copied, and stay.
+//! Parent and child hold the same TCP connections with the same sequence numbers. The child's are reset
+//! without a packet to the peer, which still talks to the parent. A process of the child that reads from one gets
+//! `ECONNRESET` ([`super::reset`]). Connections within the guest are whole, both ends were copied, and stay.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::reset;
 use crate::sys;
 
 const LISTEN: u8 = 0x0a;
@@ -51,8 +52,8 @@ pub fn reset_inherited() -> u32 {
             continue;
         };
         for (fd, inode) in held {
-            let broken = sys::take_descriptor(&process, fd)
-                .and_then(|socket| sys::break_connection(&socket));
+            let broken =
+                sys::take_descriptor(&process, fd).and_then(|socket| reset::connection(&socket));
             if broken.is_ok() && sockets.remove(&inode) {
                 count += 1;
             }

@@ -9,6 +9,7 @@
 mod connections;
 mod hooks;
 mod names;
+mod reset;
 
 pub use names::keep_in_memory;
 

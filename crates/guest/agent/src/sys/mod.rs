@@ -21,7 +21,7 @@ pub use kernel::{add_entropy, set_hostname, trim};
 pub use process::{
     ChildSetup, Reaped, anybody_else, prepare_child, raise_priority, reap_one, signal_everybody,
 };
-pub use socket::{break_connection, take_descriptor};
+pub use socket::{break_connection, expected_sequence, take_descriptor};
 
 /// The entry point. The runtime of the standard library is left out because it aborts when it finds no
 /// open standard descriptors and no `/dev/null`, which is how a kernel may start PID 1.

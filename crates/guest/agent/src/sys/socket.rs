@@ -17,44 +17,71 @@ pub fn take_descriptor(pidfd: &OwnedFd, number: i32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Breaks a TCP connection without a packet to the peer. Processes that hold the socket find it aborted.
-pub fn break_connection(socket: &OwnedFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
+/// Ends the repair of a socket without a segment to the peer.
+const REPAIR_OFF: libc::c_int = -1;
+/// Selects the bytes from the peer, or none, in a socket under repair.
+const RECEIVED: libc::c_int = 1;
+const NO_QUEUE: libc::c_int = 0;
+
+fn set_tcp(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(4);
-    // SAFETY: the option is a live integer of the length that is given. A socket under repair sends nothing.
+    // SAFETY: the value is a live integer of the length that is given.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::IPPROTO_TCP,
-            libc::TCP_REPAIR,
-            (&raw const on).cast(),
+            option,
+            (&raw const value).cast(),
             length,
         )
     };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The sequence number that a connection expects next from its peer. A socket under repair sends nothing.
+pub fn expected_sequence(socket: &OwnedFd) -> io::Result<u32> {
+    set_tcp(socket, libc::TCP_REPAIR, 1)?;
+    let mut sequence: u32 = 0;
+    let mut length = libc::socklen_t::try_from(size_of::<u32>()).unwrap_or(4);
+    let selected = set_tcp(socket, libc::TCP_REPAIR_QUEUE, RECEIVED);
+    // SAFETY: value and length are live, and the length is that of the value.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_QUEUE_SEQ,
+            (&raw mut sequence).cast(),
+            &raw mut length,
+        )
+    };
+    let read = match result {
+        0 => Ok(sequence),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // A socket left under repair could neither send nor close in order.
+    let _ = set_tcp(socket, libc::TCP_REPAIR_QUEUE, NO_QUEUE);
+    set_tcp(socket, libc::TCP_REPAIR, REPAIR_OFF)?;
+    selected.and(read)
+}
+
+/// Breaks a TCP connection without a packet to the peer. A process that polls the socket finds it aborted; a process
+/// that waits inside `recv` gets "broken pipe" from recent kernels.
+pub fn break_connection(socket: &OwnedFd) -> io::Result<()> {
+    set_tcp(socket, libc::TCP_REPAIR, 1)?;
     // SAFETY: an all-zero address is valid and its family then says "none"; the length is that of the type.
     let result = unsafe {
         let address: libc::sockaddr = std::mem::zeroed();
         let length = libc::socklen_t::try_from(size_of::<libc::sockaddr>()).unwrap_or(16);
         libc::connect(socket.as_raw_fd(), &raw const address, length)
     };
-    let broken = if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
+    let broken = match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     };
-    let off: libc::c_int = 0;
-    // SAFETY: as above. A socket left under repair could never connect again.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_REPAIR,
-            (&raw const off).cast(),
-            length,
-        );
-    }
+    // A socket left under repair could never connect again. If this fails, the connection is broken all the same.
+    let _ = set_tcp(socket, libc::TCP_REPAIR, 0);
     broken
 }

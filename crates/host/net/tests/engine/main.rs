@@ -1,5 +1,6 @@
 //! The engine as a program, with a TCP stack in memory as guest and servers on the loopback interface as world.
 
+mod links;
 mod rig;
 mod world;
 

@@ -84,6 +84,14 @@ impl Engine {
         ));
     }
 
+    /// Resident memory of the engine in KiB.
+    pub fn resident(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let number = line.unwrap().split_whitespace().next().unwrap();
+        number.parse().unwrap()
+    }
+
     /// Another controller takes the place of this one.
     pub fn reconnect(&mut self) {
         self.control = dial(self.folder.path());
@@ -143,7 +151,8 @@ impl Engine {
         }
     }
 
-    fn plug(&self, id: &str, policy: &Policy) -> OwnedFd {
+    /// Attaches a sandbox and returns the guest's end of its frame socket.
+    pub fn plug(&self, id: &str, policy: &Policy) -> OwnedFd {
         let (ours, theirs) = Channel::pair().unwrap();
         let attach = NetCommand::Attach {
             id: id.parse().unwrap(),
@@ -239,7 +248,12 @@ impl Guest {
     }
 
     pub fn connect(&mut self, to: Ipv4Addr, port: u16) -> SocketHandle {
-        let buffer = || SocketBuffer::new(vec![0; 256 * 1024]);
+        self.connect_with(to, port, 256 * 1024)
+    }
+
+    /// Connects with so many bytes of room in each direction.
+    pub fn connect_with(&mut self, to: Ipv4Addr, port: u16, room: usize) -> SocketHandle {
+        let buffer = || SocketBuffer::new(vec![0; room]);
         let mut socket = Socket::new(buffer(), buffer());
         socket.set_ack_delay(None);
         self.next_port += 1;

@@ -21,23 +21,27 @@ use smoltcp::socket::tcp::State;
 use super::rig::{Engine, Guest, policy};
 use super::{ask, ping};
 
-const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
+pub const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
 const OTHER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 8);
 const PRIVATE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 53);
 /// The address of the engine's host on the link.
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const ECHO: u16 = 7001;
+pub const ECHO: u16 = 7001;
+/// A server that sends without an end and reads nothing.
+pub const GUSH: u16 = 7005;
+/// A server that neither reads nor sends.
+pub const DEAF: u16 = 7006;
 /// A server that speaks first.
 const GREETS: u16 = 22;
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-struct World {
+pub struct World {
     name: String,
 }
 
-fn ip(words: &str) {
+pub fn ip(words: &str) {
     let output = Command::new("ip")
         .args(words.split_whitespace())
         .output()
@@ -48,7 +52,7 @@ fn ip(words: &str) {
 
 impl World {
     /// The two namespaces with their servers; `None` without root.
-    fn make() -> Option<Self> {
+    pub fn make() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("not root: nothing was tested");
             return None;
@@ -77,7 +81,7 @@ impl World {
         Some(world)
     }
 
-    fn engine(&self) -> String {
+    pub fn engine(&self) -> String {
         format!("{}e", self.name)
     }
 
@@ -85,7 +89,12 @@ impl World {
         format!("{}w", self.name)
     }
 
-    fn within<T: Send>(&self, namespace: &str, work: impl FnOnce() -> T + Send) -> T {
+    /// The namespace of a guest that is a kernel. The test makes it.
+    pub fn guest(&self) -> String {
+        format!("{}g", self.name)
+    }
+
+    pub fn within<T: Send>(&self, namespace: &str, work: impl FnOnce() -> T + Send) -> T {
         let file = File::open(format!("/run/netns/{namespace}")).unwrap();
         thread::scope(|scope| {
             let inside = scope.spawn(|| {
@@ -114,6 +123,14 @@ impl World {
                 }
             });
         }
+        let listener = listen(GUSH);
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                thread::spawn(move || while stream.write_all(&[7; 65536]).is_ok() {});
+            }
+        });
+        let listener = listen(DEAF);
+        thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());
         let listener = listen(GREETS);
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
@@ -131,7 +148,7 @@ impl World {
         });
     }
 
-    fn start(&self) -> Engine {
+    pub fn start(&self) -> Engine {
         self.start_with(&[])
     }
 
@@ -146,8 +163,9 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        for name in [self.engine(), self.world()] {
-            let _ = Command::new("ip").args(["netns", "del", &name]).status();
+        for name in [self.engine(), self.world(), self.guest()] {
+            // Few tests have a namespace for the guest.
+            let _ = Command::new("ip").args(["netns", "del", &name]).output();
         }
     }
 }

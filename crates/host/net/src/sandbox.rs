@@ -96,6 +96,8 @@ pub struct Sandbox {
     local_streams: u32,
     /// Flows with work that waits for the frame socket or for their next turn.
     busy: Vec<u32>,
+    /// Flows with segments that were taken in this turn.
+    touched: Vec<u32>,
     pins: Pins,
     log: FlowLog,
     counters: NetCounters,
@@ -133,6 +135,7 @@ impl Sandbox {
             questions: 0,
             local_streams: 0,
             busy: Vec::new(),
+            touched: Vec::new(),
             pins: Pins::default(),
             log: FlowLog::default(),
             counters: NetCounters::default(),
@@ -210,27 +213,32 @@ impl Sandbox {
     fn read_frames(&mut self, cx: &mut Context<'_>) -> After {
         let mut buffer = std::mem::take(cx.buffer);
         buffer.resize(wire::MAX_FRAME, 0);
-        let mut after = After::Busy;
+        let mut end = None;
         for _ in 0..FRAMES_PER_TURN {
             match recv(&self.out, &mut buffer[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => {
-                    after = After::Closed;
+                    end = Some(After::Closed);
                     break;
                 }
                 Ok((_, len)) => self.frame(buffer.get(..len).unwrap_or_default(), cx),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    after = self.rest();
+                    end = Some(After::Waiting);
                     break;
                 }
                 Err(_) => {
-                    after = After::Closed;
+                    end = Some(After::Closed);
                     break;
                 }
             }
         }
         *cx.buffer = buffer;
-        after
+        self.serve_touched(cx);
+        match end {
+            Some(After::Waiting) => self.rest(),
+            Some(end) => end,
+            None => After::Busy,
+        }
     }
 
     /// Takes one frame of the guest.

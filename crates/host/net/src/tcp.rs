@@ -31,6 +31,8 @@ pub const TURN: usize = 1 << 20;
 pub trait GuestTcp {
     /// Takes a packet of the guest and sends what is due.
     fn input(&mut self, packet: &[u8], out: &mut FrameOut, mac: [u8; 6], now: Instant);
+    /// Takes a packet of the guest. [`GuestTcp::poll`] sends what is due, once for several packets.
+    fn take(&mut self, packet: &[u8], out: &mut FrameOut, mac: [u8; 6], now: Instant);
     /// Sends what is due.
     fn poll(&mut self, out: &mut FrameOut, mac: [u8; 6], now: Instant);
     /// When to poll again if nothing happens.
@@ -39,6 +41,8 @@ pub trait GuestTcp {
     fn read(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> usize;
     /// Bytes of the guest wait to be read.
     fn has_bytes(&self) -> bool;
+    /// The bytes that wait take more than half of the room.
+    fn is_half_full(&self) -> bool;
     /// Copies the first bytes from the guest without taking them.
     fn first_bytes(&mut self, limit: usize) -> Vec<u8>;
     /// Room for bytes to the guest; the closure says how many it wrote.
@@ -130,6 +134,18 @@ impl GuestTcp for Smoltcp {
         self.run(Some(packet), out, mac, now);
     }
 
+    fn take(&mut self, packet: &[u8], out: &mut FrameOut, mac: [u8; 6], now: Instant) {
+        let time = self.time(now);
+        let mut link = Link {
+            packet: Some(packet),
+            out,
+            mac,
+            mss: self.mss,
+        };
+        self.interface
+            .poll_ingress_single(time, &mut link, &mut self.sockets);
+    }
+
     fn poll(&mut self, out: &mut FrameOut, mac: [u8; 6], now: Instant) {
         self.run(None, out, mac, now);
     }
@@ -148,6 +164,11 @@ impl GuestTcp for Smoltcp {
 
     fn has_bytes(&self) -> bool {
         self.socket().recv_queue() > 0
+    }
+
+    fn is_half_full(&self) -> bool {
+        let socket = self.socket();
+        socket.recv_queue() > socket.recv_capacity() / 2
     }
 
     fn first_bytes(&mut self, limit: usize) -> Vec<u8> {

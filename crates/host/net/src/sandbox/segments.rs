@@ -37,6 +37,8 @@ pub struct TcpFlow {
     pinned: Option<DomainName>,
     /// The flow waits for the rate of the sandbox.
     waits: bool,
+    /// The flow is served when the frames of this turn are read.
+    touched: bool,
 }
 
 enum Phase {
@@ -200,6 +202,7 @@ impl Sandbox {
                 claim: None,
                 pinned: pinned.clone(),
                 waits: false,
+                touched: false,
             })
         });
         let occupied = opened.and_then(|flow| {
@@ -230,10 +233,27 @@ impl Sandbox {
             return;
         }
         let (mac, out) = (self.mac, &mut self.out);
+        let mut full = false;
         if let Some(guest) = flow.guest() {
-            guest.input(segment.packet, out, mac, cx.now);
+            guest.take(segment.packet, out, mac, cx.now);
+            full = guest.is_half_full();
         }
-        self.serve_tcp(slot, cx);
+        // One acknowledgement and one write for all segments of a turn: most of the cost of a segment is waking others.
+        if full {
+            self.serve_tcp(slot, cx);
+        } else if !std::mem::replace(&mut flow.touched, true) {
+            self.touched.push(slot);
+        }
+    }
+
+    /// Serves the flows whose segments were taken.
+    pub(super) fn serve_touched(&mut self, cx: &mut Context<'_>) {
+        for slot in std::mem::take(&mut self.touched) {
+            if let Some(Slot::Tcp(flow)) = self.slots.get_mut(slot as usize) {
+                flow.touched = false;
+                self.serve_tcp(slot, cx);
+            }
+        }
     }
 
     pub(super) fn tcp_ready(&mut self, slot: u32, flags: epoll::EventFlags, cx: &mut Context<'_>) {

@@ -215,8 +215,11 @@ daemon_cases() {
         daemon_case "daemon: the adapter for mastra" in_framework mastra
         daemon_case "daemon: the adapter for openai-agents-js" in_framework openai-agents-js
         # Runs in the machine: it makes network namespaces there.
-        machine cp "$clients/network.py" :/tmp/network.py
-        daemon_case "daemon: the network of guests" ask_machine python3 /tmp/network.py /var/lib/forkd
+        ask_machine mkdir -p /tmp/network
+        machine cp "$clients/net_world.py" :/tmp/network/net_world.py
+        machine cp "$clients/network.py" :/tmp/network/network.py
+        recipe_case "daemon: the network of guests" "$root/tests/e2e/network" 0 \
+            ask_machine python3 /tmp/network/network.py /var/lib/forkd network
         recipe_case "daemon: the recipe python-numpy" "$root/recipes/python-numpy" 10
         recipe_case "daemon: the recipe nodejs" "$root/recipes/nodejs" 10
         recipe_case "daemon: the recipe postgres" "$root/recipes/postgres" 10

@@ -25,6 +25,8 @@ const DATA: &str = "FORKD_TEST_DATA";
 const MEMORY_MIB: u32 = 64;
 /// Size of the root disk of parents with fake VMMs.
 const DISK_BYTES: u64 = 1 << 20;
+/// How long killed processes may take to end.
+const END: std::time::Duration = std::time::Duration::from_secs(10);
 /// How much of the log a failed scenario shows.
 const LOG_TAIL: usize = 12_000;
 
@@ -506,9 +508,19 @@ impl Drop for Daemon {
         if std::thread::panicking() {
             eprintln!("--- the end of the daemon's log\n{}", self.log_tail());
         }
-        // Held VMMs look whether the directory of faults is there, all others end with forkd-spawn.
-        for name in ["forkd-controller", "forkd-spawn", "forkd-vmm", "forkd-net"] {
-            for pid in leftovers::processes(&self.programs.path().join(name)) {
+        // Held VMMs look whether the directory of faults is there, all others end with forkd-spawn. A daemon that dies
+        // while it starts a program leaves a process that has the daemon's own program for a moment. So the search is
+        // repeated until it finds nothing.
+        let names = ["forkd-controller", "forkd-spawn", "forkd-vmm", "forkd-net"];
+        let programs = names.map(|name| self.programs.path().join(name));
+        let start = std::time::Instant::now();
+        loop {
+            let found = programs.iter().flat_map(|path| leftovers::processes(path));
+            let found: Vec<u32> = found.collect();
+            if found.is_empty() || start.elapsed() > END {
+                break;
+            }
+            for pid in found {
                 if let Some(pid) = Pid::from_raw(pid as i32) {
                     let _ = kill_process(pid, Signal::KILL);
                 }

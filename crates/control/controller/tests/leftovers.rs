@@ -6,10 +6,12 @@ mod published;
 use std::sync::Arc;
 
 use forkd_sandboxes::app::App;
-use forkd_sandboxes::ops::workspaces;
+use forkd_sandboxes::ops::{pause, workspaces};
 use forkd_sandboxes::sandbox::birth::Birth;
 use forkd_sandboxes::sandbox::{SandboxHandle, owner};
-use forkd_sandboxes::state::{RECORD_VERSION, SandboxRecord, WorkspaceRecord};
+use forkd_sandboxes::state::{
+    OnExpiry, RECORD_VERSION, SandboxRecord, SuspendedSandbox, WorkspaceRecord,
+};
 use forkd_store::Manifest;
 use forkd_types::{SandboxId, Tag};
 use local::app;
@@ -101,4 +103,37 @@ async fn states_that_a_suspend_left_go_with_their_workspace() {
     app.db.put_workspace(record).await.unwrap();
     workspaces::delete(&app, &name).await.unwrap();
     assert_eq!(tags(&app), ["mine".to_owned(), state("00000003")]);
+}
+
+#[tokio::test]
+async fn a_workspace_that_cannot_be_read_does_not_hide_paused_sandboxes() {
+    let dir = tempfile::tempdir().unwrap();
+    let app = app(dir.path());
+    let paused = WorkspaceRecord {
+        of_sandbox: Some(Box::new(SuspendedSandbox {
+            on_expiry: OnExpiry::Delete,
+            limits: Default::default(),
+            labels: Default::default(),
+            env: Default::default(),
+            metadata: Default::default(),
+            memory_mib: 1,
+            vcpus: 1,
+            disk_bytes: 0,
+            ports: Default::default(),
+        })),
+        ..workspace(ID, true, None)
+    };
+    let (bad, good): (SandboxId, SandboxId) = ("sb-2".parse().unwrap(), ID.parse().unwrap());
+    app.db.put_workspace(paused.clone()).await.unwrap();
+    app.db
+        .run(|c| {
+            c.execute("INSERT INTO workspaces VALUES ('sb-2', '{half')", [])?;
+            Ok(())
+        })
+        .await
+        .unwrap();
+    assert_eq!(pause::list(&app).await.unwrap(), [paused.clone()]);
+    assert_eq!(pause::find(&app, &good).await.unwrap(), Some(paused));
+    assert_eq!(pause::find(&app, &bad).await.unwrap(), None);
+    assert!(pause::forget(&app, &bad).await.is_err());
 }

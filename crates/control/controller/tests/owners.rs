@@ -508,7 +508,7 @@ async fn nothing_of_another_owner_can_be_seen_used_or_changed() {
     let owned = daemon.app.owners.get(&SNAPSHOT.parse().unwrap()).unwrap();
     assert_eq!((owned.owner.as_str(), owned.public), ("a", false));
     assert!(daemon.app.store.contains(&SNAPSHOT.parse().unwrap()));
-    assert_eq!(daemon.app.db.workspaces().await.unwrap().len(), 1);
+    assert_eq!(daemon.app.db.workspaces().await.unwrap().readable.len(), 1);
     assert_eq!(daemon.front.tokens.list().await.unwrap().len(), 2);
     // The same requests of the owner find what they name.
     for (method, route, body, finds) in TABLE {

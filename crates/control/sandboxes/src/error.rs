@@ -226,6 +226,9 @@ impl Error {
             Self::Agent { .. } if self.code() == ErrorCode::AgentUnreachable => {
                 Some("the console may say why: GET /v1/sandboxes/{id}/logs (forkd logs ID)".into())
             }
+            Self::Db(DbError::Unreadable { .. }) => {
+                Some("run the forkd that wrote it, or delete it (forkd workspace delete NAME)".into())
+            }
             Self::Network(_) => {
                 Some("the daemon starts forkd-net again; `forkd doctor` says why it does not answer".into())
             }

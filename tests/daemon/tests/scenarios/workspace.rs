@@ -1,10 +1,10 @@
 //! Workspaces: suspend and resume.
 
-use forkd_api::{CreateWorkspace, WorkspaceStatus};
+use forkd_api::{CreateWorkspace, ErrorCode, WorkspaceStatus};
 use forkd_daemon_tests::fake::{Fault, Step};
-use forkd_daemon_tests::{Daemon, Leftovers, Sandbox, until};
+use forkd_daemon_tests::{Daemon, Leftovers, Options, Sandbox, until};
 
-use crate::{TAG, daemon};
+use crate::{TAG, daemon, daemon_with};
 
 const NAME: &str = "mine";
 
@@ -65,5 +65,56 @@ async fn a_suspend_that_fails_leaves_the_workspace_running() {
     daemon.client().resume_workspace(NAME).await.unwrap();
     assert_eq!(sandbox.read("/kept").await.unwrap(), "kept");
     daemon.client().delete_workspace(NAME).await.unwrap();
+    daemon.ends_clean().await;
+}
+
+/// Adds a row that no daemon of this version writes, while none runs.
+fn add_row(daemon: &Daemon, name: &str, record: &[u8]) {
+    let db = rusqlite::Connection::open(daemon.data().join("state.db")).unwrap();
+    let insert = "INSERT INTO workspaces (name, record) VALUES (?1, CAST(?2 AS TEXT))";
+    db.execute(insert, rusqlite::params![name, record]).unwrap();
+}
+
+#[tokio::test]
+async fn a_bad_row_is_one_bad_workspace() {
+    let options = Options {
+        tokens: vec!["operator".into()],
+        ..Options::default()
+    };
+    let mut daemon = daemon_with(options).await;
+    let sandbox = workspace(&daemon).await;
+    daemon.client().suspend_workspace(NAME, true).await.unwrap();
+    daemon.stop().await;
+    add_row(&daemon, "half", b"{half");
+    add_row(&daemon, "bytes", b"\xff");
+    add_row(&daemon, "newer", br#"{"version": 99}"#);
+    // Names that no request can have.
+    add_row(&daemon, "/../", b"{half");
+    daemon.launch().await;
+    let client = daemon.client();
+    let names = async || {
+        let all = client.workspaces().await.unwrap();
+        all.into_iter().map(|info| info.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names().await, [NAME]);
+    let user = daemon.user("user").await;
+    for (bad, problem) in [
+        ("half", "does not parse"),
+        ("bytes", "does not parse"),
+        ("newer", "has version 99"),
+    ] {
+        let error = client.resume_workspace(bad).await.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::Internal));
+        assert!(error.to_string().contains(problem), "{error}");
+        let hidden = user.delete_workspace(bad).await.unwrap_err();
+        assert_eq!(hidden.code(), Some(ErrorCode::WorkspaceNotFound));
+        client.delete_workspace(bad).await.unwrap();
+        let gone = client.delete_workspace(bad).await.unwrap_err();
+        assert_eq!(gone.code(), Some(ErrorCode::WorkspaceNotFound));
+    }
+    client.resume_workspace(NAME).await.unwrap();
+    let sandbox = Sandbox::new(client, &sandbox.id);
+    assert_eq!(sandbox.read("/mark").await.unwrap().trim(), "parent");
+    client.delete_workspace(NAME).await.unwrap();
     daemon.ends_clean().await;
 }

@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::clock;
 use crate::error::Error;
 use crate::sandbox::{Phase, SandboxHandle};
-use crate::state::{RECORD_VERSION, SandboxRecord, SuspendedSandbox, WorkspaceRecord};
+use crate::state::{DbError, RECORD_VERSION, SandboxRecord, SuspendedSandbox, WorkspaceRecord};
 
 /// Layers of memory above which a pause writes all of it: a resume opens one file for each layer.
 const MAX_LAYERS: usize = 16;
@@ -34,15 +34,22 @@ fn not_found(id: &SandboxId) -> Error {
     Error::NoSandbox { id: id.clone() }
 }
 
+/// The workspace of a sandbox. One that cannot be read exists for operators of workspaces only, as a failed sandbox does.
+async fn stored(app: &Arc<App>, id: &SandboxId) -> Result<Option<WorkspaceRecord>, Error> {
+    match app.db.workspace(name(id)?).await {
+        Err(DbError::Unreadable { .. }) => Ok(None),
+        found => Ok(found?),
+    }
+}
+
 /// The sandbox, if it is paused.
 pub async fn find(app: &Arc<App>, id: &SandboxId) -> Result<Option<WorkspaceRecord>, Error> {
-    let found = app.db.workspace(name(id)?).await?;
-    Ok(found.filter(is_paused))
+    Ok(stored(app, id).await?.filter(is_paused))
 }
 
 /// Every paused sandbox.
 pub async fn list(app: &Arc<App>) -> Result<Vec<WorkspaceRecord>, Error> {
-    let mut all = app.db.workspaces().await?;
+    let mut all = app.db.workspaces().await?.readable;
     all.retain(is_paused);
     Ok(all)
 }
@@ -144,14 +151,11 @@ pub async fn resume(
 
 /// Ends a sandbox, whether it runs or is paused. Returns when nothing of it is left.
 pub async fn forget(app: &Arc<App>, id: &SandboxId) -> Result<(), Error> {
-    let name = name(id)?;
-    let paused = app
-        .db
-        .workspace(name.clone())
+    let paused = stored(app, id)
         .await?
         .filter(|record| record.of_sandbox.is_some() && record.sandbox.as_ref() == Some(id));
     if paused.is_some() {
-        return workspaces::delete(app, &name).await;
+        return workspaces::delete(app, &name(id)?).await;
     }
     let sandbox = app.sandboxes.get(id)?;
     sandbox.stop.cancel();

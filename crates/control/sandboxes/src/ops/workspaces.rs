@@ -21,7 +21,9 @@ use crate::ops::branch;
 use crate::ops::snapshots;
 use crate::ops::spawn::{CreateRequest, create};
 use crate::sandbox::{CutMode, Destination};
-use crate::state::{NetworkRecord, OnExpiry, PortsRecord, RECORD_VERSION, WorkspaceRecord};
+use crate::state::{
+    DbError, NetworkRecord, OnExpiry, PortsRecord, RECORD_VERSION, WorkspaceRecord,
+};
 
 /// One request at a time for each workspace. A name takes memory only while a request uses it.
 #[derive(Debug, Default)]
@@ -120,13 +122,22 @@ pub fn not_found(name: &Tag) -> Error {
     )
 }
 
-/// Who owns a workspace.
-pub async fn owner(app: &Arc<App>, name: &Tag) -> Result<String, Error> {
-    Ok(find(app, name).await?.owner)
+fn is_unreadable(error: &Error) -> bool {
+    matches!(error, Error::Db(DbError::Unreadable { .. }))
 }
 
+/// Who owns a workspace. One that cannot be read belongs to the administrators.
+pub async fn owner(app: &Arc<App>, name: &Tag) -> Result<String, Error> {
+    match find(app, name).await {
+        Ok(record) => Ok(record.owner),
+        Err(error) if is_unreadable(&error) => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Every workspace that can be read.
 pub async fn list(app: &Arc<App>) -> Result<Vec<WorkspaceInfo>, Error> {
-    let records = app.db.workspaces().await?;
+    let records = app.db.workspaces().await?.readable;
     Ok(records.iter().map(|record| info(app, record)).collect())
 }
 
@@ -337,8 +348,12 @@ pub(super) async fn tidy(app: &Arc<App>, tag: Tag) {
 
 /// Ends sandboxes whose suspend an earlier daemon wrote down and did not bring to its end.
 pub async fn end_suspended(app: &Arc<App>) -> Result<(), Error> {
-    let records = app.db.workspaces().await?;
-    let left: Vec<_> = records
+    let stored = app.db.workspaces().await?;
+    for bad in stored.unreadable {
+        tracing::error!(workspace = %bad.id, problem = bad.problem, "a stored record cannot be read");
+    }
+    let left: Vec<_> = stored
+        .readable
         .iter()
         .filter(|record| record.suspended)
         .filter_map(|record| app.sandboxes.get(record.sandbox.as_ref()?).ok())
@@ -380,7 +395,13 @@ pub async fn resume(app: &Arc<App>, name: &Tag) -> Result<WorkspaceInfo, Error> 
 /// Ends the sandbox and forgets the state.
 pub async fn delete(app: &Arc<App>, name: &Tag) -> Result<(), Error> {
     let _one = app.workspace_locks.hold(name).await;
-    let record = find(app, name).await?;
+    let record = match find(app, name).await {
+        // Its sandbox and its state are unknown.
+        Err(error) if is_unreadable(&error) => {
+            return Ok(app.db.delete_workspace(name.clone()).await?);
+        }
+        found => found?,
+    };
     remove_strays(app, &record).await;
     app.db.delete_workspace(name.clone()).await?;
     if let Some(live) = record

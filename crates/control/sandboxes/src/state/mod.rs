@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use forkd_types::Tag;
 use rusqlite::Connection;
 use thiserror::Error;
 use tokio::sync::oneshot;
@@ -83,6 +84,9 @@ pub enum DbError {
     /// A stored record is invalid.
     #[error("a stored record does not parse")]
     Record(#[from] serde_json::Error),
+    /// The row of one workspace cannot be used. The others can.
+    #[error("workspace {name} cannot be used: {problem}")]
+    Unreadable { name: Tag, problem: String },
     /// The commit failed.
     #[error("the commit failed: {reason}")]
     Commit {

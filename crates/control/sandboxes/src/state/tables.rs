@@ -1,9 +1,13 @@
 //! Queries on sandboxes, workspaces and idempotency keys.
 //!
-//! A sandbox whose record cannot be read does not hide the others: [`Stored`] lists such rows apart.
+//! A sandbox or workspace whose record cannot be read does not hide the others: [`Stored`] lists such rows apart.
+
+use std::str::FromStr;
 
 use forkd_types::{SandboxId, Tag};
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, params};
+use serde::de::DeserializeOwned;
 
 use super::{Db, DbError, RECORD_VERSION, SandboxRecord, Survives, WorkspaceRecord};
 
@@ -28,20 +32,20 @@ pub struct IdempotencyRecord {
     pub body: String,
 }
 
-/// The sandboxes of the database.
-#[derive(Debug, Default)]
-pub struct Stored {
+/// The records of a table.
+#[derive(Debug)]
+pub struct Stored<R, K> {
     /// Records that can be used.
-    pub readable: Vec<SandboxRecord>,
-    /// Rows that cannot: each is one failed sandbox, and stays in the database until that is deleted.
-    pub unreadable: Vec<Unreadable>,
+    pub readable: Vec<R>,
+    /// Rows that cannot be used. Each is one broken sandbox or workspace, and stays in the database until that is deleted.
+    pub unreadable: Vec<Unreadable<K>>,
 }
 
 /// A row whose record cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unreadable {
+pub struct Unreadable<K> {
     /// The key of the row.
-    pub id: SandboxId,
+    pub id: K,
     pub problem: String,
 }
 
@@ -73,8 +77,9 @@ impl Db {
         .await
     }
 
-    pub async fn sandboxes(&self) -> Result<Stored, DbError> {
-        self.run(read_sandboxes).await
+    pub async fn sandboxes(&self) -> Result<Stored<SandboxRecord, SandboxId>, DbError> {
+        self.run(|c| read_all(c, "SELECT id, record FROM sandboxes ORDER BY id"))
+            .await
     }
 
     /// Writes a workspace down.
@@ -99,22 +104,25 @@ impl Db {
         .await
     }
 
+    /// The workspace of a name. The error of a row that cannot be used is [`DbError::Unreadable`].
     pub async fn workspace(&self, name: Tag) -> Result<Option<WorkspaceRecord>, DbError> {
         self.run(move |c| {
-            let text: Option<String> = c
+            let row = c
                 .query_row(
                     "SELECT record FROM workspaces WHERE name = ?1",
                     [name.as_str()],
-                    |row| row.get(0),
+                    |row| Ok(bytes(row.get_ref(0)?)),
                 )
                 .optional()?;
-            Ok(text.map(|text| serde_json::from_str(&text)).transpose()?)
+            row.map(|row| read(&row))
+                .transpose()
+                .map_err(|problem| DbError::Unreadable { name, problem })
         })
         .await
     }
 
-    pub async fn workspaces(&self) -> Result<Vec<WorkspaceRecord>, DbError> {
-        self.run(|c| read_all(c, "SELECT record FROM workspaces ORDER BY name"))
+    pub async fn workspaces(&self) -> Result<Stored<WorkspaceRecord, Tag>, DbError> {
+        self.run(|c| read_all(c, "SELECT name, record FROM workspaces ORDER BY name"))
             .await
     }
 
@@ -193,49 +201,56 @@ impl Db {
     }
 }
 
-fn read_sandboxes(c: &Connection) -> Result<Stored, DbError> {
-    let mut statement = c.prepare_cached("SELECT id, record FROM sandboxes ORDER BY id")?;
+/// Reads rows of a key and a record.
+fn read_all<R: DeserializeOwned, K: FromStr>(
+    c: &Connection,
+    sql: &str,
+) -> Result<Stored<R, K>, DbError> {
+    let mut statement = c.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
-        Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+        Ok((bytes(row.get_ref(0)?), bytes(row.get_ref(1)?)))
     })?;
-    let mut stored = Stored::default();
+    let mut stored = Stored {
+        readable: Vec::new(),
+        unreadable: Vec::new(),
+    };
     for row in rows {
-        let (key, text) = row?;
-        match read_sandbox(&text) {
+        let (key, record) = row?;
+        let key = String::from_utf8_lossy(&key);
+        match read(&record) {
             Ok(record) => stored.readable.push(record),
             Err(problem) => match key.parse() {
                 Ok(id) => stored.unreadable.push(Unreadable { id, problem }),
                 // No request can name such a row, so nothing but this line tells of it.
-                Err(_) => tracing::error!(key, problem, "a row of the state database is ignored"),
+                Err(_) => tracing::error!(%key, problem, "a row of the state database is ignored"),
             },
         }
     }
     Ok(stored)
 }
 
-fn read_sandbox(text: &str) -> Result<SandboxRecord, String> {
+/// A value whatever its type: a damaged row may hold text that is not UTF-8, or no text.
+fn bytes(value: ValueRef<'_>) -> Vec<u8> {
+    match value {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.to_vec(),
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => Vec::new(),
+    }
+}
+
+/// Reads a record of a version that this daemon knows.
+fn read<R: DeserializeOwned>(record: &[u8]) -> Result<R, String> {
     #[derive(serde::Deserialize)]
     struct Version {
         version: Option<u32>,
     }
-    let found: Version = serde_json::from_str(text)
-        .map_err(|error| format!("its stored record does not parse: {error}"))?;
+    let invalid = |error| format!("its stored record does not parse: {error}");
+    let found: Version = serde_json::from_slice(record).map_err(invalid)?;
     if let Some(version) = found.version.filter(|version| *version > RECORD_VERSION) {
         return Err(format!(
             "its stored record has version {version}, this daemon reads up to {RECORD_VERSION}"
         ));
     }
-    serde_json::from_str(text).map_err(|error| format!("its stored record does not parse: {error}"))
-}
-
-fn read_all<T: serde::de::DeserializeOwned>(c: &Connection, sql: &str) -> Result<Vec<T>, DbError> {
-    let mut statement = c.prepare_cached(sql)?;
-    let rows = statement.query_map([], |row| row.get::<_, String>(0))?;
-    let mut all = Vec::new();
-    for row in rows {
-        all.push(serde_json::from_str(&row?)?);
-    }
-    Ok(all)
+    serde_json::from_slice(record).map_err(invalid)
 }
 
 #[cfg(test)]
@@ -253,9 +268,9 @@ mod tests {
         };
         db.put_sandboxes(vec![good.clone(), newer]).await.unwrap();
         db.run(|c| {
-            c.execute(
-                "INSERT INTO sandboxes (id, state, record) VALUES ('sb-3', 'running', '{half')",
-                [],
+            c.execute_batch(
+                "INSERT INTO sandboxes (id, state, record) VALUES ('sb-3', 'running', '{half');
+                 INSERT INTO sandboxes (id, state, record) VALUES ('sb-4', 'running', CAST(x'ff' AS TEXT))",
             )?;
             Ok(())
         })
@@ -268,7 +283,7 @@ mod tests {
             .iter()
             .map(|bad| bad.id.as_str())
             .collect();
-        assert_eq!(bad, ["sb-2", "sb-3"]);
+        assert_eq!(bad, ["sb-2", "sb-3", "sb-4"]);
         assert!(stored.unreadable[0].problem.contains("version 2"));
     }
 

@@ -1,4 +1,4 @@
-"""A guest that only waits for bytes notices that the network engine was lost.
+"""A guest that only waits for bytes notices that it is a child of a live fork, and that the network engine was lost.
 
     engine_lost.py URL TAG      runs on the host of the daemon, as root; the last line counts checks
 
@@ -82,6 +82,13 @@ def main():
     try:
         ask("POST", f"/v1/sandboxes/{box}/processes", {"args": ["python3", "-c", READER % (address, port)]})
         wait_for(box, "/tmp/begun")
+        # A child loses the connection, the source keeps it, and the server has one client as before.
+        child = ask("POST", f"/v1/sandboxes/{box}/fork", {"n": 1})[0]["id"]
+        result = wait_for(child, "/tmp/result")
+        assert result == "ECONNRESET", result
+        ask("DELETE", f"/v1/sandboxes/{child}")
+        assert python(box, "import os\nprint(os.path.exists('/tmp/result'))") == "False"
+        assert len(links) == 1, links
         before = engines()
         assert before, "no engine runs"
         for engine in before:
@@ -103,7 +110,7 @@ def main():
         assert walls == {"walls": ["capabilities", "seccomp", "user", "landlock"], "missing": []}, walls
     finally:
         ask("DELETE", f"/v1/sandboxes/{box}")
-    print("4 passed, 0 failed")
+    print("6 passed, 0 failed")
 
 
 if __name__ == "__main__":

@@ -405,10 +405,19 @@ impl Daemon {
 
     /// Ends the network engine by `SIGKILL`.
     pub fn kill_engine(&self) {
+        self.signal_engine(Signal::KILL);
+    }
+
+    /// Stops the network engine by `SIGSTOP`: it exists and does not answer.
+    pub fn stop_engine(&self) {
+        self.signal_engine(Signal::STOP);
+    }
+
+    fn signal_engine(&self, signal: Signal) {
         for pid in self.engines() {
             if let Some(pid) = Pid::from_raw(pid as i32) {
                 // It may have ended by itself.
-                let _ = kill_process(pid, Signal::KILL);
+                let _ = kill_process(pid, signal);
             }
         }
     }

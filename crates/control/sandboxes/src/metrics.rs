@@ -30,7 +30,7 @@ async fn memory(app: &Arc<App>) -> Result<(u64, u64), Error> {
     .await
 }
 
-/// How long a scrape waits for the counters of all VMMs together.
+/// How long a scrape waits for the counters of all VMMs together, and for those of the network engine.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Sums of the device counters over the VMs that answer in time. A VM that ends takes its counts along, so the sums are
@@ -60,11 +60,14 @@ fn nothing() -> BTreeMap<(&'static str, &'static str), u64> {
 }
 
 /// Counters of the network engine. A host without the engine has none.
-async fn network(app: &App) {
+async fn network(app: &Arc<App>) {
     if !app.net.is_installed() {
         return;
     }
-    let Ok((counters, sandboxes)) = app.net.totals().await else {
+    let asked = Arc::clone(app);
+    // A task of its own: a scrape does not wait for the deadline of the engine, after which the engine is replaced.
+    let totals = tokio::spawn(async move { asked.net.totals().await });
+    let Ok(Ok(Ok((counters, sandboxes)))) = tokio::time::timeout(PATIENCE, totals).await else {
         return;
     };
     gauge!("forkd_net_sandboxes").set(f64::from(sandboxes));

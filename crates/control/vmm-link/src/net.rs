@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use forkd_net_proto::{
     EndCause, FdIndex, FlowRecord, FromNet, NET_VERSION, NetCommand, NetCounters, NetError,
@@ -24,6 +25,8 @@ use crate::spawner::{dial, end_listener};
 const PROGRAM: &str = "forkd-net";
 /// The buffer of each end of a frame socket. It bounds the kernel memory of a sandbox.
 const FRAME_BUFFER: usize = 1 << 20;
+/// How long the engine may take for an answer. It answers from memory.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Why the network engine did not carry out a request.
 #[derive(Debug, Error)]
@@ -40,6 +43,12 @@ pub enum NetEngineError {
     /// The connection failed.
     #[error("forkd-net does not answer")]
     Link(#[from] LinkError),
+    /// The answer did not come in time. The connection is of no more use.
+    #[error("forkd-net has not answered for {} s", after.as_secs())]
+    Late {
+        /// The deadline that has passed.
+        after: Duration,
+    },
     /// The engine refused the request.
     #[error("forkd-net refused")]
     Refused(#[source] NetError),
@@ -101,11 +110,20 @@ pub struct NetEngine {
     link: Link<FromNet>,
     resolvers: Vec<IpAddr>,
     walls: NetWalls,
+    /// The deadline of answers.
+    answer: Duration,
 }
 
 impl NetEngine {
     /// Connects and greets. Reports of the engine go to the returned stream.
     pub async fn connect(path: &Path) -> Result<(Self, NetNews), NetEngineError> {
+        Self::connect_with(path, ANSWER).await
+    }
+
+    async fn connect_with(
+        path: &Path,
+        answer: Duration,
+    ) -> Result<(Self, NetNews), NetEngineError> {
         let failed = |source: io::Error| NetEngineError::Connect {
             path: path.to_owned(),
             source,
@@ -116,6 +134,7 @@ impl NetEngine {
             link,
             resolvers: Vec::new(),
             walls: NetWalls::default(),
+            answer,
         };
         let hello = NetCommand::Hello {
             version: NET_VERSION,
@@ -271,10 +290,10 @@ impl NetEngine {
         fd: Option<&OwnedFd>,
     ) -> Result<NetReply, NetEngineError> {
         let fds: Vec<_> = fd.into_iter().map(AsFd::as_fd).collect();
-        let (answer, _) = self
-            .link
-            .ask(|seq| NetRequest { seq, command }, &fds)
-            .await?;
+        let after = self.answer;
+        let asked = self.link.ask(|seq| NetRequest { seq, command }, &fds);
+        let late = |_| NetEngineError::Late { after };
+        let (answer, _) = tokio::time::timeout(after, asked).await.map_err(late)??;
         match answer {
             FromNet::Response { result, .. } => result.map_err(NetEngineError::Refused),
             FromNet::Ended { .. } | FromNet::Denied { .. } => Err(LinkError::Closed.into()),
@@ -327,5 +346,73 @@ impl NetNews {
 fn unexpected(reply: NetReply) -> NetEngineError {
     NetEngineError::Unexpected {
         reply: Box::new(reply),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forkd_channel::Channel;
+    use forkd_vmm_proto::{MAX_MESSAGE, decode, encode};
+    use rustix::net::{SocketAddrUnix, accept, bind, listen, socket};
+
+    use super::*;
+
+    /// Answers a number of greetings, and nothing after them.
+    fn silent(path: &Path, hellos: usize) {
+        let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        std::thread::spawn(move || {
+            let connection = Channel::from_fd(accept(&listener).unwrap());
+            let mut packet = vec![0; MAX_MESSAGE];
+            for _ in 0..hellos {
+                let received = connection.recv(&mut packet).unwrap();
+                let hello: NetRequest = decode(&packet[..received.len]).unwrap();
+                let answer = FromNet::Response {
+                    seq: hello.seq,
+                    result: Ok(NetReply::Hello {
+                        version: NET_VERSION,
+                        program: "test".into(),
+                        resolvers: Vec::new(),
+                        walls: NetWalls::default(),
+                    }),
+                };
+                connection.send(&encode(&answer).unwrap(), &[]).unwrap();
+            }
+            // Until the controller has gone.
+            while connection.recv(&mut packet).is_ok() {}
+        });
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_falls_silent_meets_every_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("net.sock");
+        silent(&path, 1);
+        let answer = Duration::from_millis(500);
+        let (engine, _news) = NetEngine::connect_with(&path, answer).await.unwrap();
+        let id: SandboxId = "sb-1".parse().unwrap();
+        let late = [
+            engine.totals().await.map(drop),
+            engine.reset(&id).await,
+            engine.set_policy(&id, Policy::none(), 1).await,
+            engine.configure(Vec::new(), Vec::new()).await,
+            engine.list().await.map(drop),
+        ];
+        for result in late {
+            assert!(
+                matches!(result, Err(NetEngineError::Late { .. })),
+                "{result:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_never_greets_meets_its_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("net.sock");
+        silent(&path, 0);
+        let connected = NetEngine::connect_with(&path, Duration::from_millis(100)).await;
+        assert!(matches!(connected, Err(NetEngineError::Late { .. })));
     }
 }

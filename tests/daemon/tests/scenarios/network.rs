@@ -196,6 +196,33 @@ async fn guests_break_connections_that_ended_with_the_engine() {
 }
 
 #[tokio::test]
+async fn an_engine_that_does_not_answer_is_replaced() {
+    let daemon = daemon().await;
+    let client = daemon.client();
+    let server = Server::start();
+    let sandbox = child(&daemon, Some(server.policy())).await;
+    let engine = daemon.engines();
+    daemon.stop_engine();
+    let metrics = client.metrics().await.unwrap();
+    assert!(metrics.contains("forkd_sandboxes_active 1"), "{metrics}");
+    let none = UpdateSandbox {
+        network: Some(NetworkRequest::Mode("none".into())),
+        ..UpdateSandbox::default()
+    };
+    let late = client.update(&sandbox.id, &none).await.unwrap_err();
+    assert_eq!(late.code(), Some(ErrorCode::NetworkUnavailable));
+    until("the sandbox is attached again", async || {
+        let info = client.network(&sandbox.id).await.ok()?;
+        info.attached.then_some(())
+    })
+    .await;
+    assert_ne!(daemon.engines(), engine);
+    // A policy is durable before it is in force, so the next engine has the one of the failed request.
+    assert_eq!(send(&sandbox, "knock", server.port()).await, "reset");
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
 async fn an_engine_that_dies_with_the_daemon_is_replaced() {
     let mut daemon = daemon().await;
     let server = Server::start();

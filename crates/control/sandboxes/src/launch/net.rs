@@ -84,7 +84,7 @@ impl NetLauncher {
         frames: &OwnedFd,
     ) -> Result<(), NetEngineError> {
         let engine = self.connected().await?;
-        self.noted(engine.attach(id, policy, generation, frames).await)
+        self.noted(&engine, engine.attach(id, policy, generation, frames).await)
     }
 
     /// Puts a policy in force; false if the engine does not serve the sandbox.
@@ -95,7 +95,7 @@ impl NetLauncher {
         generation: u64,
     ) -> Result<bool, NetEngineError> {
         let engine = self.connected().await?;
-        match self.noted(engine.set_policy(id, policy, generation).await) {
+        match self.noted(&engine, engine.set_policy(id, policy, generation).await) {
             Ok(()) => Ok(true),
             Err(NetEngineError::Refused(NetError::Unknown { .. })) => Ok(false),
             Err(error) => Err(error),
@@ -105,7 +105,7 @@ impl NetLauncher {
     /// Ends every connection of a sandbox. A sandbox that the engine does not serve has none.
     pub async fn reset(&self, id: &SandboxId) -> Result<(), NetEngineError> {
         let engine = self.connected().await?;
-        match self.noted(engine.reset(id).await) {
+        match self.noted(&engine, engine.reset(id).await) {
             Err(NetEngineError::Refused(NetError::Unknown { .. })) => Ok(()),
             other => other,
         }
@@ -114,19 +114,19 @@ impl NetLauncher {
     /// The state of one sandbox; `None` if the engine does not serve it.
     pub async fn stats(&self, id: &SandboxId) -> Result<Option<NetStats>, NetEngineError> {
         let engine = self.connected().await?;
-        self.noted(engine.stats(id).await)
+        self.noted(&engine, engine.stats(id).await)
     }
 
     /// Open flows of a sandbox.
     pub async fn flows(&self, id: &SandboxId) -> Result<Vec<OpenFlow>, NetEngineError> {
         let engine = self.connected().await?;
-        self.noted(engine.flows(id).await)
+        self.noted(&engine, engine.flows(id).await)
     }
 
     /// Entries of the flow log after a number.
     pub async fn log(&self, id: &SandboxId, after: u64) -> Result<LogPage, NetEngineError> {
         let engine = self.connected().await?;
-        self.noted(engine.log(id, after).await)
+        self.noted(&engine, engine.log(id, after).await)
     }
 
     /// Ends the networks of sandboxes that `is_known` does not know.
@@ -135,10 +135,10 @@ impl NetLauncher {
         is_known: impl Fn(&SandboxId) -> bool,
     ) -> Result<(), NetEngineError> {
         let engine = self.connected().await?;
-        for id in self.noted(engine.list().await)? {
+        for id in self.noted(&engine, engine.list().await)? {
             if !is_known(&id) {
                 tracing::info!(sandbox = %id, "network of no sandbox ended");
-                self.noted(engine.detach(&id).await)?;
+                self.noted(&engine, engine.detach(&id).await)?;
             }
         }
         Ok(())
@@ -147,7 +147,7 @@ impl NetLauncher {
     /// Counters since the daemon started and the number of sandboxes, without starting the engine.
     pub async fn totals(&self) -> Result<(NetCounters, u32), NetEngineError> {
         let engine = self.running().await?;
-        let (now, sandboxes) = self.noted(engine.totals().await)?;
+        let (now, sandboxes) = self.noted(&engine, engine.totals().await)?;
         let mut counted = self.counted.lock();
         // Another engine counts from zero.
         if now.frames_up < counted.last.frames_up || now.dns < counted.last.dns {
@@ -208,10 +208,18 @@ impl NetLauncher {
         self.current.lock().take();
     }
 
-    /// A connection that failed is not used again.
-    fn noted<T>(&self, result: Result<T, NetEngineError>) -> Result<T, NetEngineError> {
-        if matches!(result, Err(NetEngineError::Link(_))) {
-            self.disconnected();
+    /// A connection that failed is not used again. Another one may be in its place by now.
+    fn noted<T>(
+        &self,
+        engine: &Arc<NetEngine>,
+        result: Result<T, NetEngineError>,
+    ) -> Result<T, NetEngineError> {
+        if matches!(
+            result,
+            Err(NetEngineError::Link(_) | NetEngineError::Late { .. })
+        ) {
+            let mut current = self.current.lock();
+            current.take_if(|current| Arc::ptr_eq(current, engine));
         }
         result
     }
@@ -246,9 +254,12 @@ impl NetLauncher {
                     wanted = theirs,
                     "forkd-net is of another version; it ends, with the connections of all sandboxes"
                 );
-                let failed = |source| self.failed(source);
-                self.end_process().await.map_err(failed)?;
-                self.start().await?
+                self.replace().await?
+            }
+            Err(NetEngineError::Late { after }) => {
+                // It serves no guest, either, and a second engine cannot listen beside it.
+                tracing::error!(?after, "forkd-net does not answer; it ends");
+                self.replace().await?
             }
             Err(_) => self.start().await?,
         };
@@ -262,13 +273,20 @@ impl NetLauncher {
         Ok(engine)
     }
 
+    /// Ends the engine that listens and starts another.
+    async fn replace(&self) -> Result<(NetEngine, NetNews), NetEngineError> {
+        let failed = |source| self.failed(source);
+        self.end_process().await.map_err(failed)?;
+        self.start().await
+    }
+
     async fn start(&self) -> Result<(NetEngine, NetNews), NetEngineError> {
         program::start(
             &self.config.program,
             &self.socket,
             &[],
             async |socket: &Path| NetEngine::connect(socket).await,
-            |_| false,
+            |error| matches!(error, NetEngineError::Late { .. }),
         )
         .await
         .map_err(|error| match error {

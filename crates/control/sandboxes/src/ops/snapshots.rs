@@ -279,40 +279,38 @@ pub async fn compact(
     }
     let slot = app.limits.maintenance(Some(&app.store))?;
     let claimed = branch::claim(app, &to, owner, Some(format!("compact:{from}"))).await?;
-    let info = app
-        .blocking(move |app| {
-            let source = app
-                .store
-                .get(&from)
-                .map_err(Error::store(format!("snapshot {from} was not compacted")))?;
-            let flat = crate::ops::compact::flatten_memory(app, &source.manifest)?;
-            let disks = crate::ops::compact::flatten_disks(app, &source.manifest)?;
-            let mut manifest = (*source.manifest).clone();
-            manifest.tag = to.clone();
-            manifest.created_at_unix = clock::unix();
-            manifest.parent = None;
-            manifest.origin = Origin::Compact { from };
-            if let Some(flat) = &flat {
-                manifest.memory = forkd_store::MemoryManifest {
-                    layers: vec![flat.blob],
-                    index: None,
-                };
+    app.blocking(move |app| {
+        // Held by the work, which goes on if the client leaves.
+        let _held = (slot, claimed);
+        let source = app
+            .store
+            .get(&from)
+            .map_err(Error::store(format!("snapshot {from} was not compacted")))?;
+        let flat = crate::ops::compact::flatten_memory(app, &source.manifest)?;
+        let disks = crate::ops::compact::flatten_disks(app, &source.manifest)?;
+        let mut manifest = (*source.manifest).clone();
+        manifest.tag = to.clone();
+        manifest.created_at_unix = clock::unix();
+        manifest.parent = None;
+        manifest.origin = Origin::Compact { from };
+        if let Some(flat) = &flat {
+            manifest.memory = forkd_store::MemoryManifest {
+                layers: vec![flat.blob],
+                index: None,
+            };
+        }
+        for (disk, flat) in manifest.disks.iter_mut().zip(&disks) {
+            if let Some(flat) = flat {
+                disk.layers = vec![flat.blob];
             }
-            for (disk, flat) in manifest.disks.iter_mut().zip(&disks) {
-                if let Some(flat) = flat {
-                    disk.layers = vec![flat.blob];
-                }
-            }
-            let published = app
-                .store
-                .publish(manifest)
-                .map_err(Error::store(format!("snapshot {to} was not stored")))?;
-            Ok(info(app, &published.manifest))
-        })
-        .await;
-    drop(claimed);
-    drop(slot);
-    info
+        }
+        let published = app
+            .store
+            .publish(manifest)
+            .map_err(Error::store(format!("snapshot {to} was not stored")))?;
+        Ok(info(app, &published.manifest))
+    })
+    .await
 }
 
 /// Counts the content of the store.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_store::{Entry, Lease, Store};
-use forkd_types::{Mode, Policy};
+use forkd_types::{Mode, Policy, Tag};
 use forkd_vmm_link::{Endings, SpawnerError};
 use forkd_vmm_proto::Shape;
 use tokio::sync::{Semaphore, mpsc};
@@ -121,7 +121,14 @@ impl App {
             net,
             dirs,
             sandboxes: Registry::default(),
-            writing: WritingTags::default(),
+            writing: WritingTags::new({
+                let weak = Weak::clone(weak);
+                move |tag| {
+                    if let Some(app) = weak.upgrade() {
+                        app.forget_unstored(tag);
+                    }
+                }
+            }),
             touched,
             events: Events::new({
                 let weak = Weak::clone(weak);
@@ -137,6 +144,13 @@ impl App {
             namespaces,
         });
         Ok((app, receiver))
+    }
+
+    /// Forgets the owner of a claimed tag that was not stored.
+    fn forget_unstored(&self, tag: &Tag) {
+        if !self.store.contains(tag) {
+            self.owners.forget_soon(tag.clone());
+        }
     }
 
     /// Who owns the object of an event; none if it is gone.

@@ -1,7 +1,7 @@
 //! Who owns which snapshot, and which snapshots are public.
 //!
 //! The store knows no owners: its manifests are content. Ownership is a table of the state database with a copy in memory,
-//! written when a tag is claimed and removed when the snapshot is deleted. A snapshot without an entry (copied into the
+//! written when a tag is claimed and removed when the snapshot is deleted or the claim ends without one. A snapshot without an entry (copied into the
 //! store by hand) belongs to the administrators.
 
 use std::collections::HashMap;
@@ -86,6 +86,12 @@ impl SnapshotOwners {
             }
         }
         self.db.delete_snapshot_owners(tags).await
+    }
+
+    /// Forgets the owner of a snapshot without waiting for the database. An owner that is set later is kept.
+    pub fn forget_soon(&self, tag: Tag) {
+        self.write().remove(&tag);
+        self.db.delete_snapshot_owner_soon(tag);
     }
 
     /// Forgets snapshots that do not exist any more: a crash can leave their entries behind.

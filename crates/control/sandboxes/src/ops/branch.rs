@@ -264,6 +264,58 @@ mod tests {
         assert!(error.hint().unwrap().contains("--store-limit-mib"));
     }
 
+    async fn stored_owners(app: &App) -> i64 {
+        let count = app.db.run(|c| {
+            let sql = "SELECT count(*) FROM snapshots";
+            Ok(c.query_row(sql, [], |row| row.get::<_, i64>(0))?)
+        });
+        count.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_ends_without_a_snapshot_leaves_no_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let (app, _endings) = App::open(Config::below(dir.path())).unwrap();
+        let tag: Tag = "t".parse().unwrap();
+        let owner = || app.owners.get(&tag).map(|found| found.owner);
+        drop(claim(&app, &tag, "a", None).await.unwrap());
+        assert_eq!((owner(), stored_owners(&app).await), (None, 0));
+        // The reason of a failure belongs to the owner, until it is forgotten.
+        let failed = claim(&app, &tag, "a", None).await.unwrap();
+        failed.failed("no".into());
+        assert_eq!(
+            (owner().as_deref(), stored_owners(&app).await),
+            (Some("a"), 1)
+        );
+        let second = claim(&app, &tag, "b", None).await.unwrap();
+        second.failed("no".into());
+        assert_eq!(owner().as_deref(), Some("b"));
+        assert!(app.writing.forget_failed(&tag));
+        assert_eq!((owner(), stored_owners(&app).await), (None, 0));
+        // An owner that is set at once after a claim has ended is kept.
+        drop(claim(&app, &tag, "a", None).await.unwrap());
+        let held = claim(&app, &tag, "b", None).await.unwrap();
+        assert_eq!(
+            (owner().as_deref(), stored_owners(&app).await),
+            (Some("b"), 1)
+        );
+        drop(held);
+    }
+
+    #[tokio::test]
+    async fn owners_of_failures_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let (app, _endings) = App::open(Config::below(dir.path())).unwrap();
+        for number in 0..300 {
+            let tag: Tag = format!("t{number}").parse().unwrap();
+            let claim = claim(&app, &tag, "a", None).await.unwrap();
+            claim.failed("no".into());
+        }
+        let kept = app.writing.list().len();
+        assert!(kept < 300);
+        assert_eq!(stored_owners(&app).await, kept as i64);
+    }
+
     #[test]
     fn contradictions_are_refused() {
         for json in [

@@ -216,10 +216,7 @@ pub async fn delete(app: &Arc<App>, tag: Tag, deletion: Deletion) -> Result<(), 
         .await
     };
     let gone = match result {
-        Err(error) if noted && error.code() == ErrorCode::SnapshotNotFound => {
-            app.owners.forget(vec![tag]).await?;
-            return Ok(());
-        }
+        Err(error) if noted && error.code() == ErrorCode::SnapshotNotFound => return Ok(()),
         other => other?,
     };
     for tag in &gone {

@@ -2,8 +2,11 @@
 //!
 //! [`WritingTags::claim`] gives a tag to one request at a time. Dropping the [`Claimed`] frees the tag. A parent that
 //! boots can be cancelled ([`WritingTags::cancel`]) until its cut begins.
+//!
+//! A tag that leaves the list is told to the hook of [`WritingTags::new`] before another request can claim it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use forkd_types::Tag;
@@ -44,11 +47,30 @@ impl Entry {
     }
 }
 
+type Left = Arc<dyn Fn(&Tag) + Send + Sync>;
+
 /// Tags that are being written.
-#[derive(Debug, Clone, Default)]
-pub struct WritingTags(Arc<Mutex<BTreeMap<Tag, Entry>>>);
+#[derive(Clone)]
+pub struct WritingTags {
+    map: Arc<Mutex<BTreeMap<Tag, Entry>>>,
+    left: Left,
+}
+
+impl fmt::Debug for WritingTags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WritingTags").field(&self.map).finish()
+    }
+}
 
 impl WritingTags {
+    /// `left` is called with each tag that leaves the list, stored or not. It must not use the list.
+    pub fn new(left: impl Fn(&Tag) + Send + Sync + 'static) -> Self {
+        Self {
+            map: Arc::default(),
+            left: Arc::new(left),
+        }
+    }
+
     /// Claims a tag; `None` if another request writes it already. A failure of an earlier attempt is forgotten.
     pub fn claim(&self, tag: &Tag, branched_from: Option<String>) -> Option<Claimed> {
         let mut map = self.lock();
@@ -110,7 +132,7 @@ impl WritingTags {
         let mut map = self.lock();
         let failed = map.get(tag).is_some_and(|found| !found.is_writing());
         if failed {
-            map.remove(tag);
+            self.remove(&mut map, tag);
         }
         failed
     }
@@ -124,7 +146,12 @@ impl WritingTags {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Tag, Entry>> {
-        self.0.lock()
+        self.map.lock()
+    }
+
+    fn remove(&self, map: &mut BTreeMap<Tag, Entry>, tag: &Tag) {
+        map.remove(tag);
+        (self.left)(tag);
     }
 }
 
@@ -178,7 +205,7 @@ impl Claimed {
         if failed.clone().count() > MAX_FAILURES {
             let oldest = failed.min_by_key(|(_, found)| found.writing.since_unix);
             if let Some(oldest) = oldest.map(|(tag, _)| tag.clone()) {
-                map.remove(&oldest);
+                self.tags.remove(&mut map, &oldest);
             }
         }
     }
@@ -187,7 +214,7 @@ impl Claimed {
 impl Drop for Claimed {
     fn drop(&mut self) {
         if !self.done {
-            self.tags.lock().remove(&self.tag);
+            self.tags.remove(&mut self.tags.lock(), &self.tag);
         }
         self.ended.cancel();
     }
@@ -199,7 +226,7 @@ mod tests {
 
     #[test]
     fn one_writer_a_tag_and_failures_are_kept() {
-        let tags = WritingTags::default();
+        let tags = WritingTags::new(|_| {});
         let tag: Tag = "t".parse().unwrap();
         let claimed = tags.claim(&tag, None).unwrap();
         assert!(tags.claim(&tag, None).is_none());
@@ -212,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_parent_is_cancelled_until_its_cut_begins() {
-        let tags = WritingTags::default();
+        let tags = WritingTags::new(|_| {});
         let tag: Tag = "t".parse().unwrap();
         let claimed = tags.claim(&tag, None).unwrap();
         assert!(tags.cancel(&tag).is_none(), "no parent boots yet");
@@ -227,7 +254,7 @@ mod tests {
 
     #[test]
     fn failures_of_made_up_names_are_bounded_and_writers_stay() {
-        let tags = WritingTags::default();
+        let tags = WritingTags::new(|_| {});
         let writer = tags.claim(&"writer".parse().unwrap(), None).unwrap();
         for number in 0..MAX_FAILURES + 10 {
             let tag: Tag = format!("t{number}").parse().unwrap();

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use forkd_types::Tag;
+use forkd_types::{Tag, chain};
 use rusqlite::Connection;
 use thiserror::Error;
 use tokio::sync::oneshot;
@@ -153,6 +153,25 @@ impl Db {
         F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
     {
         self.run_as(Survives::PowerFailure, work).await
+    }
+
+    /// Does something in a transaction after all jobs that were queued before. A failure is logged.
+    pub fn run_soon<F>(&self, survives: Survives, work: F)
+    where
+        F: FnOnce(&Connection) -> Result<(), DbError> + Send + 'static,
+    {
+        let work: Work = Box::new(move |connection| {
+            let result = work(connection);
+            let good = result.is_ok();
+            let answer: Answer = Box::new(move |commit| {
+                if let Err(error) = outcome(result, commit) {
+                    tracing::error!(error = chain(&error), "a change of the state was lost");
+                }
+            });
+            (good, answer)
+        });
+        // It fails when the thread is gone, and the daemon with it.
+        let _ = self.jobs.send(Job { survives, work });
     }
 
     /// Does something in a transaction and answers when the commit survives the failure named.

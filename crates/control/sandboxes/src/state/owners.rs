@@ -9,7 +9,7 @@ use forkd_api::{Role, TokenInfo};
 use forkd_types::Tag;
 use rusqlite::{OptionalExtension, params};
 
-use super::{Db, DbError};
+use super::{Db, DbError, Survives};
 use crate::owners::Ownership;
 
 /// Set once the first token was made: from then on a token is asked for.
@@ -121,6 +121,14 @@ impl Db {
             Ok(())
         })
         .await
+    }
+
+    /// Forgets who owned a snapshot. A row that a failure leaves behind goes at the next start.
+    pub fn delete_snapshot_owner_soon(&self, tag: Tag) {
+        self.run_soon(Survives::ProcessDeath, move |c| {
+            c.execute("DELETE FROM snapshots WHERE tag = ?1", [tag.as_str()])?;
+            Ok(())
+        });
     }
 
     /// Forgets who owned snapshots.

@@ -119,9 +119,6 @@ pub async fn unpack(
         UnpackWay::Boot => boot(app, checked, request, reader, next, claim).await,
     };
     drop(slot);
-    if made.is_err() && !app.store.contains(&tag) && !app.writing.is_writing(&tag) {
-        app.owners.forget(vec![tag]).await?;
-    }
     made
 }
 

@@ -235,8 +235,10 @@ fn announce(app: &App, sandbox: &SandboxHandle, tag: Option<&Tag>, error: Option
     metrics::counter!("forkd_branch_failures_total").increment(1);
     tracing::warn!(sandbox = %sandbox.id, ?tag, error = error.chain(), "the cut failed");
     if let Some(tag) = tag {
-        app.events
-            .tell(EventKind::SnapshotFailed, tag, Some(error.chain()));
+        // The tag may have no owner any more.
+        let owner = Some(sandbox.owner());
+        let kind = EventKind::SnapshotFailed;
+        app.events.tell_of(owner, kind, tag, Some(error.chain()));
     }
 }
 
@@ -444,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_kept_only_for_a_caller_who_was_told() {
-        let tags = WritingTags::default();
+        let tags = WritingTags::new(|_| {});
         let tag: Tag = "t".parse().unwrap();
         let claim = || tags.claim(&tag, None).unwrap();
         free(claim(), false, Some(&Error::Task));

@@ -2,7 +2,7 @@
 
 use forkd_daemon_tests::fake::{Fault, Step};
 
-use forkd_api::BranchMode;
+use forkd_api::{BranchMode, ErrorCode};
 use forkd_daemon_tests::Sandbox;
 
 use crate::{TAG, daemon};
@@ -150,5 +150,22 @@ async fn a_daemon_killed_at_any_step_of_a_live_fork_leaves_nothing() {
         assert_eq!(child.read("/kept").await.unwrap(), format!("{step:?}"));
         daemon.client().kill(&child.id).await.unwrap();
     }
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_fork_that_no_engine_can_start_does_not_stop_the_source() {
+    let mut daemon = daemon().await;
+    let source = daemon.child(TAG).await;
+    daemon.kill().await;
+    let db = rusqlite::Connection::open(daemon.data().join("state.db")).unwrap();
+    let change = "UPDATE sandboxes SET record = json_set(record, '$.engine', 'firecracker')";
+    assert_eq!(db.execute(change, []).unwrap(), 1);
+    drop(db);
+    daemon.launch().await;
+    let source = Sandbox::new(daemon.client(), &source.id);
+    let refused = source.fork(1).await.unwrap_err();
+    assert_eq!(refused.code(), Some(ErrorCode::SnapshotIncompatible));
+    assert_eq!(source.info().await.unwrap().branch_count, 0, "it was cut");
     daemon.ends_clean().await;
 }

@@ -5,8 +5,7 @@
 //! refuse an engine that `forkd-spawn` has no program for.
 
 use forkd_api::ErrorCode;
-use forkd_store::Manifest;
-use forkd_types::Engine;
+use forkd_types::{Engine, Tag};
 
 use super::spawn::Launcher;
 use crate::error::Error;
@@ -26,20 +25,18 @@ pub async fn for_parent(launcher: &Launcher, wanted: Option<Engine>) -> Result<E
 }
 
 /// The engine of the children of a snapshot: that of the snapshot.
-pub async fn for_children(launcher: &Launcher, manifest: &Manifest) -> Result<Engine, Error> {
+pub async fn for_children(launcher: &Launcher, tag: &Tag, engine: Engine) -> Result<Engine, Error> {
     let have = launcher.engines().await?;
-    if have.contains(&manifest.engine) {
-        return Ok(manifest.engine);
+    if have.contains(&engine) {
+        return Ok(engine);
     }
     Err(Error::hinted(
         ErrorCode::SnapshotIncompatible,
         format!(
-            "snapshot {} was made by the engine {}, this daemon has {}",
-            manifest.tag,
-            manifest.engine,
+            "snapshot {tag} was made by the engine {engine}, this daemon has {}",
             list(&have)
         ),
-        remedy(manifest.engine),
+        remedy(engine),
     ))
 }
 

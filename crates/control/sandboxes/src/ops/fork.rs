@@ -10,7 +10,7 @@ use forkd_api::SandboxInfo;
 use forkd_types::{Policy, SandboxId};
 
 use super::branch::cut;
-use super::spawn::{self, CreateRequest};
+use super::spawn::{self, CreateRequest, HostPart};
 use crate::app::App;
 use crate::error::Error;
 use crate::sandbox::{CutMode, Destination, SourceSnapshot};
@@ -61,9 +61,10 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         ports: record.ports.of_fork(),
         per_child_netns: false,
     };
+    let host = HostPart::check(app, &request, &request.tag, record.engine).await?;
     let made = cut(&sandbox, Destination::Live, CutMode::Diff, fork.freeze).await?;
     drop(cut_slot);
     let source = SourceSnapshot::of_cut(app, made.published, lineage).await?;
-    let children = spawn::start_from(app, &request, source, slots).await?;
+    let children = spawn::start_from(app, &request, source, slots, host).await?;
     spawn::ready(&children).await
 }

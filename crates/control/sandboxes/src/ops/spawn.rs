@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, SandboxInfo};
-use forkd_types::{Policy, SandboxId, Tag};
+use forkd_types::{Engine, Policy, SandboxId, Tag};
 use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Capability, Shape};
 use tokio::sync::oneshot;
@@ -61,12 +61,27 @@ pub struct CreateRequest {
     pub per_child_netns: bool,
 }
 
-impl CreateRequest {
+/// The part of the host that children get, checked before anything is taken and before a source is stopped.
+#[derive(Debug)]
+pub struct HostPart {
+    engine: Engine,
     /// The host resources that each child may use.
-    fn limits(&self, app: &App) -> Result<Limits, Error> {
-        Ok(self
-            .limits
-            .for_host(self.memory_limit_mib, &app.config.data_dir)?)
+    limits: Limits,
+}
+
+impl HostPart {
+    /// Refuses an engine that this daemon lacks and limits that this host cannot set.
+    pub async fn check(
+        app: &App,
+        request: &CreateRequest,
+        tag: &Tag,
+        engine: Engine,
+    ) -> Result<Self, Error> {
+        let data = &app.config.data_dir;
+        Ok(Self {
+            engine: launch::engine::for_children(&app.launcher, tag, engine).await?,
+            limits: request.limits.for_host(request.memory_limit_mib, data)?,
+        })
     }
 }
 
@@ -84,8 +99,10 @@ pub async fn start(
     app.check_open()?;
     app.check_network(&request.network)?;
     let source = SourceSnapshot::open(app, &request.tag).await?;
+    let manifest = &source.manifest;
+    let host = HostPart::check(app, &request, &manifest.tag, manifest.engine).await?;
     let slots = app.limits.children(&request.owner, request.count)?;
-    start_from(app, &request, source, slots).await
+    start_from(app, &request, source, slots, host).await
 }
 
 /// Waits until each child is ready or has failed. Children that failed are in the answer with their error; if all failed,
@@ -115,12 +132,12 @@ pub async fn start_from(
     request: &CreateRequest,
     source: SourceSnapshot,
     slots: Vec<VmSlot>,
+    host: HostPart,
 ) -> Result<Vec<Arc<SandboxHandle>>, Error> {
     let started = Instant::now();
     let manifest = Arc::clone(&source.manifest);
-    let engine = launch::engine::for_children(&app.launcher, &manifest).await?;
+    let HostPart { engine, limits } = host;
     let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
-    let limits = request.limits(app)?;
     let inherited = disk_budget::inherited(app, &manifest);
     let source = Arc::new(source);
     let mut children = Vec::with_capacity(slots.len());

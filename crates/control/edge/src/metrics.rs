@@ -135,6 +135,10 @@ fn describe() {
     describe_counter!("forkd_branch_failures_total", "Branches that failed");
     describe_network();
     describe_counter!(
+        "forkd_metrics_folds_total",
+        "Times that raw samples of histograms were folded into buckets"
+    );
+    describe_counter!(
         "forkd_audit_errors_total",
         "Lines the audit log could not take"
     );
@@ -200,7 +204,10 @@ pub async fn keep_drained(stop: CancellationToken) {
     let mut ticks = tokio::time::interval(UPKEEP);
     loop {
         tokio::select! {
-            _ = ticks.tick() => run_upkeep(),
+            _ = ticks.tick() => {
+                run_upkeep();
+                metrics::counter!("forkd_metrics_folds_total").increment(1);
+            }
             () = stop.cancelled() => return,
         }
     }

@@ -1,5 +1,7 @@
 //! The metrics of the daemon.
 
+use forkd_daemon_tests::until;
+
 use crate::{TAG, daemon};
 
 const READS: &str = "forkd_vmm_device{device=\"disk\",counter=\"reads\"} ";
@@ -23,4 +25,18 @@ async fn the_counts_of_vms_that_have_ended_go_with_them() {
         assert_eq!(value(&text, READS), Some(left), "{text}");
     }
     daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn the_daemon_folds_the_samples_of_histograms_by_itself() {
+    let daemon = daemon().await;
+    let folds = async || {
+        let text = daemon.client().metrics().await.unwrap();
+        value(&text, "forkd_metrics_folds_total ")
+    };
+    let first = until("samples are folded", folds).await;
+    until("samples are folded again", async || {
+        (folds().await? > first).then_some(())
+    })
+    .await;
 }

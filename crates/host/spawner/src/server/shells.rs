@@ -4,11 +4,12 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+use forkd_types::chain;
 use forkd_vmm_proto::spawn::{FromSpawn, SpawnError};
 use forkd_vmm_proto::{Capabilities, Capability, FromVmm, Shape, decode};
 use rustix::event::epoll;
 
-use super::{Entry, Server, State, Token, chain, end, threads, watch, within};
+use super::{Entry, Server, State, Token, end, threads, watch, within};
 use crate::client::would_block;
 use crate::handshake::{self, BeginError, Progress, Progressed};
 

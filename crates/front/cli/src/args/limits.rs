@@ -32,15 +32,10 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// The memory limit in MiB.
-    pub fn memory_mib(&self) -> Option<u64> {
-        self.memory_limit.map(|size| u64::from(size.0))
-    }
-
     /// The limits as the API takes them.
     pub fn request(&self) -> LimitsRequest {
         LimitsRequest {
-            memory_mib: self.memory_mib(),
+            memory_mib: self.memory_limit.map(|size| u64::from(size.0)),
             cpus: self.cpus,
             cpu_weight: self.cpu_weight,
             pids: self.pids_limit,

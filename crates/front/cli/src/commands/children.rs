@@ -6,7 +6,6 @@ use futures::StreamExt;
 
 use crate::daemon::failed;
 use crate::error::CliError;
-use crate::ui::Ui;
 
 /// Concurrent requests when sandboxes are deleted.
 const PARALLEL: usize = 32;
@@ -52,18 +51,4 @@ pub async fn end(client: &Client, children: &[SandboxInfo]) {
             let _ = client.kill(&child.id).await;
         })
         .await;
-}
-
-/// Warns if a memory limit was requested and the daemon could not set it on every child.
-pub fn warn_without_limit(wanted: Option<u64>, children: &[SandboxInfo], ui: &Ui) {
-    let without = children
-        .iter()
-        .filter(|child| child.error.is_none() && child.memory_limit_mib.is_none())
-        .count();
-    if let (Some(wanted), 1..) = (wanted, without) {
-        ui.talk(format_args!(
-            "warning: {without} of {} sandboxes run without the memory limit of {wanted} MiB; the daemon's log says why it could not be set",
-            children.len()
-        ));
-    }
 }

@@ -6,7 +6,7 @@ use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
 use forkd_rest_client::Client;
 use serde_json::json;
 
-use super::children::{end, set_lifetime, start, warn_without_limit};
+use super::children::{end, set_lifetime, start};
 use super::door::Door;
 use super::spawn::outcome;
 use crate::args::ForkArgs;
@@ -60,7 +60,6 @@ pub fn run(args: &ForkArgs, ui: &Ui) -> CliResult {
             .iter()
             .filter(|child| child.state != SandboxState::Failed)
             .count();
-        warn_without_limit(args.limits.memory_mib(), &children, ui);
         if let (Some(door), [child]) = (&door, children.as_slice()) {
             door.lead_to(&child.id);
         }

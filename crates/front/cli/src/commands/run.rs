@@ -9,7 +9,7 @@ use forkd_api::{CreateSandboxes, ExecResponse};
 use forkd_rest_client::Client;
 use serde::Serialize;
 
-use super::children::{set_lifetime, warn_without_limit};
+use super::children::set_lifetime;
 use super::exec::{Mode, collected, exit_of, request, stream, terminal, with_input};
 use super::image::image_for;
 use super::own_snapshot::{OwnSnapshot, Shape};
@@ -84,7 +84,6 @@ async fn start(client: &Client, args: &RunArgs, mode: Mode, ui: &Ui) -> Result<S
     let (children, _) = own
         .start(client, ui, async || client.spawn(&request).await)
         .await?;
-    warn_without_limit(args.limits.memory_mib(), &children, ui);
     let id = children.first().map(|child| child.id.clone());
     Ok(id.unwrap_or_default())
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forkd_api::{CreateSandboxes, SandboxInfo, SandboxState};
 
-use super::children::{start, warn_without_limit};
+use super::children::start;
 use crate::args::SpawnArgs;
 use crate::daemon::{block_on, connect};
 use crate::error::{CliResult, Exit, origin};
@@ -31,7 +31,6 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
     };
     block_on(async {
         let children = start(&client, args.sandbox.as_deref(), args.freeze, request).await?;
-        warn_without_limit(args.limits.memory_mib(), &children, ui);
         if args.json {
             ui.json(&children)?;
         } else {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs E2B's own test suites against a daemon that serves the E2B protocol.
 #
-#     e2b-suite.sh prepare                                  build the image and make the templates of the suites
+#     e2b-suite.sh prepare base|interpreter                 make the template `base` or `code-interpreter-v1`
 #     e2b-suite.sh python VERSION CHECKOUT [TEST-PART…]     the suite of the Python SDK
 #     e2b-suite.sh js VERSION CHECKOUT [FILE-PART…]         the suite of the JavaScript SDK
 #     e2b-suite.sh interpreter VERSION CHECKOUT [PART…]     the Python suite of the code interpreter
@@ -20,7 +20,7 @@ mkdir -p "$results"
 jobs=${FORKD_E2B_JOBS:-2}
 export FORKD_E2B_PATIENCE=${FORKD_E2B_PATIENCE:-1}
 
-usage() { die "usage: e2b-suite.sh prepare | matrix | python|js|interpreter VERSION CHECKOUT [PART…]"; }
+usage() { die "usage: e2b-suite.sh prepare base|interpreter | matrix | python|js|interpreter VERSION CHECKOUT [PART…]"; }
 url() { printf '%s' "${FORKD_URL:-$(FORKD_MACHINE=${FORKD_MACHINE:-default} "$bin/forkd" machine status --json | sed -n 's/^ *"port": \([0-9]*\),$/http:\/\/127.0.0.1:\1/p')}"; }
 pytest_packages=('pytest>=9' pytest-asyncio pytest-timeout pytest-xdist pytest-dotenv httpx attrs)
 
@@ -32,16 +32,34 @@ export_access() {
     export E2B_API_URL E2B_SANDBOX_URL=$E2B_API_URL E2B_API_KEY=e2b_0000000000000000000000000000000000000000
 }
 
+# `install_image RECIPE NAME`: builds an image and puts it into the machine.
+install_image() {
+    local image at
+    image=$(use_node && "$bin/forkd-image" build "$1")
+    at=/var/lib/forkd/images/$2
+    "$bin/forkd" machine exec --no-sync -- mkdir -p "$at" </dev/null
+    "$bin/forkd" machine cp "$image" ":$at/root.ext4" </dev/null
+    "$bin/forkd" machine cp "$(dirname "$image")/image.json" ":$at/image.json" </dev/null
+}
+
+# The template of the code interpreter is the recipe that comes with forkd; that of the other suites has the programs that
+# they call.
 prepare() {
-    local image python wheels=$results/wheels
-    image=$("$bin/forkd-image" build "$suite")
-    "$bin/forkd" machine exec --no-sync -- mkdir -p /var/lib/forkd/images/e2b </dev/null
-    "$bin/forkd" machine cp "$image" :/var/lib/forkd/images/e2b/root.ext4 </dev/null
-    "$bin/forkd" machine cp "$(dirname "$image")/image.json" :/var/lib/forkd/images/e2b/image.json </dev/null
-    "$bin/forkd" run --image e2b -- true </dev/null
-    python=$(clients_python e2b==2.63.0 e2b-code-interpreter==2.11.5)
-    "$(dirname "$python")/pip" download -q --disable-pip-version-check --no-deps -d "$wheels" e2b-charts==1.0.0
-    "$python" "$suite/prepare.py" "$(url)" run-e2b "$wheels"/*.whl
+    local python tag=code-interpreter-v1
+    case $1 in
+        base)
+            install_image "$suite" e2b
+            "$bin/forkd" run --image e2b -- true </dev/null
+            python=$(clients_python e2b==2.63.0 e2b-code-interpreter==2.11.5)
+            "$python" "$suite/prepare.py" "$(url)" run-e2b
+            ;;
+        interpreter)
+            install_image "$root/recipes/code-interpreter" code-interpreter
+            "$bin/forkd" rmi --force "$tag" </dev/null >/dev/null 2>&1 || true
+            "$bin/forkd" snapshot --tag "$tag" --image code-interpreter --ready-timeout-secs 3600 </dev/null
+            ;;
+        *) usage ;;
+    esac
 }
 
 # `collect SUITE VERSION REPORT`: keeps the results of a run and prints the failures.
@@ -99,7 +117,7 @@ js_suite() {
 }
 
 case ${1:-} in
-    prepare) prepare ;;
+    prepare) prepare "${2:-}" ;;
     matrix) python3 "$suite/results.py" matrix "$results" "$root/docs/e2b.md" ;;
     python | js | interpreter)
         [ $# -ge 3 ] || usage

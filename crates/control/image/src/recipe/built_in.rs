@@ -22,7 +22,7 @@ macro_rules! recipe {
 
 pub const ALL: &[BuiltIn] = &[
     recipe!("python-numpy"),
-    recipe!("code-interpreter"),
+    recipe!("code-interpreter", "requirements.lock", "package-lock.json"),
     recipe!("jupyter-kernel", "kernel.py"),
     recipe!("coding-agent", "requirements.lock"),
     recipe!("nodejs", "check.js"),

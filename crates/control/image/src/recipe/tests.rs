@@ -52,7 +52,11 @@ fn a_recipe_adds_to_the_one_below() {
     }
     assert_eq!((recipe.vcpus, recipe.memory), (1, MiB(1024)));
     assert_eq!(recipe.env["PYTHONUNBUFFERED"], "1");
-    let [WarmupStep::Interpreter(warmup)] = recipe.prepare.warmup.as_slice() else {
+    let [
+        WarmupStep::Interpreter(warmup),
+        WarmupStep::Interpreter(_node),
+    ] = recipe.prepare.warmup.as_slice()
+    else {
         panic!("{:?}", recipe.prepare.warmup);
     };
     assert_eq!(warmup.imports.first().unwrap(), "numpy");

@@ -21,6 +21,8 @@ use crate::ports::{Ports, TokenKind};
 pub mod labels {
     /// The template that the client named.
     pub const TEMPLATE: &str = "e2b.template";
+    /// Milliseconds since the epoch at which the sandbox was started: lists are in this order.
+    pub const STARTED: &str = "e2b.started";
     /// A request to a paused sandbox resumes it.
     pub const AUTO_RESUME: &str = "e2b.auto-resume";
 }

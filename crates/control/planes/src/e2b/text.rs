@@ -58,12 +58,17 @@ pub fn time_ms(unix_ms: u64) -> String {
 
 /// Reads a time of RFC 3339 in UTC, in seconds since the epoch.
 pub fn parse_time(text: &str) -> Option<u64> {
+    Some(parse_time_ms(text)? / 1000)
+}
+
+/// Reads a time of RFC 3339 in UTC, in milliseconds since the epoch.
+pub fn parse_time_ms(text: &str) -> Option<u64> {
     let text = text
         .strip_suffix("+00:00")
         .or_else(|| text.strip_suffix(" 00:00"))
         .map_or_else(|| text.to_owned(), |bare| format!("{bare}Z"));
     let at: SystemTime = humantime::parse_rfc3339(&text).ok()?;
-    Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs())
+    u64::try_from(at.duration_since(UNIX_EPOCH).ok()?.as_millis()).ok()
 }
 
 #[cfg(test)]
@@ -91,6 +96,7 @@ mod tests {
         ] {
             assert_eq!(parse_time(text), Some(5), "{text}");
         }
+        assert_eq!(parse_time_ms("1970-01-01T00:00:05.5Z"), Some(5500));
         assert_eq!(parse_time("yesterday"), None);
     }
 }

@@ -2,8 +2,8 @@
 'use strict';
 const net = require('net');
 const util = require('util');
-const vm = require('vm');
 const { createRequire } = require('module');
+const { compile } = require('./dialect.js');
 const { reseed } = require('./reseed.js');
 
 const MAX_MESSAGE = 32 * 1024 * 1024;
@@ -60,8 +60,7 @@ async function run(mode, code, call) {
   const stopped = new Promise((_, reject) => { interrupt = reject; });
   stopped.catch(() => {});
   try {
-    const script = new vm.Script(source, { filename: `<cell ${count}>` });
-    let value = script.runInThisContext({ breakOnSigint: true });
+    let value = compile(source, `<cell ${count}>`)();
     if (value && typeof value.then === 'function') value = await Promise.race([value, stopped]);
     return mode === 'exec' ? {} : describe(value);
   } catch (error) {

@@ -25,6 +25,7 @@ const KEEP: usize = 64 * 1024;
 
 const PYTHON: &str = include_str!("python.py");
 const NODE: &str = include_str!("node.js");
+const NODE_DIALECT: &str = include_str!("dialect.js");
 const NODE_RESEED: &str = include_str!("reseed.js");
 /// Reseeds OpenSSL inside Node.js; `build.rs` compiles it.
 const NODE_ADDON: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/reseed.node"));
@@ -234,6 +235,7 @@ fn command_line(spec: &InterpStart) -> Result<Vec<String>, AgentError> {
         "node" => {
             place("reseed.node", NODE_ADDON)?;
             place("reseed.js", NODE_RESEED.as_bytes())?;
+            place("dialect.js", NODE_DIALECT.as_bytes())?;
             ("node", &["--expose-gc"], "node.js", NODE)
         }
         other => {

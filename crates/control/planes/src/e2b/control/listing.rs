@@ -60,7 +60,7 @@ impl Wanted {
         };
         let started_after = get("startedAfter")
             .map(|time| {
-                text::parse_time(time).ok_or_else(|| Refusal::bad("startedAfter is not a time"))
+                text::parse_time_ms(time).ok_or_else(|| Refusal::bad("startedAfter is not a time"))
             })
             .transpose()?;
         let after = get("nextToken")
@@ -95,7 +95,7 @@ impl Wanted {
             && metadata
             && self
                 .started_after
-                .is_none_or(|after| detail.started_unix >= after)
+                .is_none_or(|after| detail.started_ms >= after)
             && self
                 .template
                 .as_ref()
@@ -116,13 +116,13 @@ impl Wanted {
         let more = all.len() > self.limit;
         all.truncate(self.limit);
         let next = all.last().filter(|_| more);
-        let next = next.map(|last| format!("{}_{}", last.started_unix, last.sandbox_id));
+        let next = next.map(|last| format!("{}_{}", last.started_ms, last.sandbox_id));
         (all, next)
     }
 }
 
 fn key(detail: &Detail) -> (u64, &str) {
-    (detail.started_unix, &detail.sandbox_id)
+    (detail.started_ms, &detail.sandbox_id)
 }
 
 /// The pairs of a metadata filter. The value of the query is a form whose keys and values are encoded once more.
@@ -188,7 +188,7 @@ pub async fn list_running(
 mod tests {
     use super::*;
 
-    fn detail(id: &str, started_unix: u64) -> Detail {
+    fn detail(id: &str, started_ms: u64) -> Detail {
         Detail {
             template_id: "base".into(),
             sandbox_id: id.into(),
@@ -205,7 +205,7 @@ mod tests {
             lifecycle: None,
             envd_access_token: None,
             domain: None,
-            started_unix,
+            started_ms,
         }
     }
 

@@ -72,6 +72,13 @@ pub fn template(labels: &BTreeMap<String, String>, tag: &str) -> String {
         .map_or_else(|| tag.to_owned(), Clone::clone)
 }
 
+/// The start of a sandbox; in whole seconds if it was not started through this plane.
+fn started_ms(labels: &BTreeMap<String, String>, created_unix: u64) -> u64 {
+    let kept = labels.get(labels::STARTED);
+    kept.and_then(|text| text.parse().ok())
+        .unwrap_or(created_unix.saturating_mul(1000))
+}
+
 fn lifecycle(on_expiry: OnExpiry, labels: &BTreeMap<String, String>) -> Lifecycle {
     Lifecycle {
         auto_resume: labels.contains_key(labels::AUTO_RESUME),
@@ -85,12 +92,13 @@ fn lifecycle(on_expiry: OnExpiry, labels: &BTreeMap<String, String>) -> Lifecycl
 /// A live sandbox as lists show it.
 pub fn live_detail(record: &SandboxRecord, phase: Phase) -> Detail {
     let template = template(&record.labels, record.tag.as_str());
+    let started_ms = started_ms(&record.labels, record.created_at_unix);
     Detail {
         alias: template.clone(),
         template_id: template,
         sandbox_id: record.id.to_string(),
         client_id: CLIENT,
-        started_at: text::time(record.created_at_unix),
+        started_at: text::time_ms(started_ms),
         end_at: text::time(record.expires_at_unix.unwrap_or(u64::MAX)),
         envd_version: ENVD_VERSION,
         cpu_count: u32::from(record.vcpus),
@@ -104,7 +112,7 @@ pub fn live_detail(record: &SandboxRecord, phase: Phase) -> Detail {
         lifecycle: Some(lifecycle(record.on_expiry, &record.labels)),
         envd_access_token: None,
         domain: None,
-        started_unix: record.created_at_unix,
+        started_ms,
     }
 }
 
@@ -112,12 +120,13 @@ pub fn live_detail(record: &SandboxRecord, phase: Phase) -> Detail {
 pub fn paused_detail(record: &WorkspaceRecord) -> Option<Detail> {
     let kept = record.of_sandbox.as_deref()?;
     let template = template(&kept.labels, record.source.as_str());
+    let started_ms = started_ms(&kept.labels, record.created_at_unix);
     Some(Detail {
         alias: template.clone(),
         template_id: template,
         sandbox_id: record.sandbox.as_ref()?.to_string(),
         client_id: CLIENT,
-        started_at: text::time(record.created_at_unix),
+        started_at: text::time_ms(started_ms),
         end_at: text::time(record.last_active_unix),
         envd_version: ENVD_VERSION,
         cpu_count: u32::from(kept.vcpus),
@@ -128,7 +137,7 @@ pub fn paused_detail(record: &WorkspaceRecord) -> Option<Detail> {
         lifecycle: Some(lifecycle(kept.on_expiry, &kept.labels)),
         envd_access_token: None,
         domain: None,
-        started_unix: record.created_at_unix,
+        started_ms,
     })
 }
 
@@ -182,7 +191,10 @@ async fn start(
     let template = request.template_id.as_deref().unwrap_or("base");
     let tag = templates::resolve(e2b, &actor, template)?;
     let seconds = request.timeout.unwrap_or(default_timeout);
-    let mut labels = BTreeMap::from([(labels::TEMPLATE.to_owned(), template.to_owned())]);
+    let mut labels = BTreeMap::from([
+        (labels::TEMPLATE.to_owned(), template.to_owned()),
+        (labels::STARTED.to_owned(), clock::unix_ms().to_string()),
+    ]);
     if request.auto_resume.is_some_and(|auto| auto.enabled) {
         labels.insert(labels::AUTO_RESUME.into(), "true".into());
     }
@@ -258,12 +270,14 @@ pub async fn fork(
         return Err(Refusal::bad(format!("count is 1 to {MAX_FORKS}")));
     }
     let record = sandbox.record();
+    let mut labels = record.labels.clone();
+    labels.insert(labels::STARTED.to_owned(), clock::unix_ms().to_string());
     let wish = Fork {
         count: count as usize,
         owner: actor.owner,
         expires_at_unix: Some(expiry(&e2b, request.timeout.unwrap_or(TIMEOUT_V1))?),
         on_expiry: record.on_expiry,
-        labels: record.labels.clone(),
+        labels,
         freeze: false,
         network: None,
     };

@@ -119,7 +119,7 @@ pub struct Detail {
     pub domain: Option<String>,
     /// For the order of lists.
     #[serde(skip)]
-    pub started_unix: u64,
+    pub started_ms: u64,
 }
 
 /// A body with a timeout in seconds.

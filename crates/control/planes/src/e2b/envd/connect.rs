@@ -342,7 +342,7 @@ impl Incoming {
 /// Messages for the client. The stream ends with [`Outgoing::finish`].
 pub struct Outgoing {
     codec: Codec,
-    parts: tokio::sync::mpsc::Sender<Bytes>,
+    parts: tokio::sync::mpsc::Sender<std::io::Result<Bytes>>,
 }
 
 /// The client has gone away.
@@ -361,7 +361,7 @@ fn envelope(flags: u8, payload: &[u8]) -> Bytes {
 impl Outgoing {
     pub async fn send<T: Message + Serialize>(&self, message: &T) -> Result<(), Disconnected> {
         let part = envelope(0, &encode(self.codec, message));
-        self.parts.send(part).await.map_err(|_| Disconnected)
+        self.parts.send(Ok(part)).await.map_err(|_| Disconnected)
     }
 
     /// Waits until the client has gone away.
@@ -377,8 +377,15 @@ impl Outgoing {
         };
         let _ = self
             .parts
-            .send(envelope(END, end.to_string().as_bytes()))
+            .send(Ok(envelope(END, end.to_string().as_bytes())))
             .await;
+    }
+
+    /// Breaks the stream off: the sandbox is gone. The SDKs ask for its health after a broken connection, and then name
+    /// the reason; an error envelope would be shown as it is.
+    pub async fn break_off(self) {
+        let gone = std::io::Error::other("the sandbox does not answer any more");
+        let _ = self.parts.send(Err(gone)).await;
     }
 }
 
@@ -416,7 +423,6 @@ where
     }
     tokio::spawn(work(incoming, Outgoing { codec, parts }));
     let parts = tokio_stream::wrappers::ReceiverStream::new(receiver);
-    let parts = futures::StreamExt::map(parts, Ok::<_, std::convert::Infallible>);
     let mut response = Body::from_stream(parts).into_response();
     let kind = match codec {
         Codec::Json => "application/connect+json",

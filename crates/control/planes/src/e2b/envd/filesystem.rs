@@ -313,8 +313,7 @@ impl Guest {
                 () = outgoing.closed() => return,
             };
             let Ok(changes) = changes else {
-                let lost = RpcError::new(Code::Unavailable, "the sandbox does not answer any more");
-                return outgoing.finish(Err(lost)).await;
+                return outgoing.break_off().await;
             };
             let mut events = Vec::new();
             for change in changes {

@@ -213,7 +213,8 @@ impl Call {
                 return;
             }
             Ok(Some(error)) => outgoing.finish(Err(error)).await,
-            Err(Disconnected) => drop(outgoing),
+            Err(Stopped::Guest) => outgoing.break_off().await,
+            Err(Stopped::Client) => drop(outgoing),
         }
         if drain {
             let _ = exec.wait().await;
@@ -227,7 +228,7 @@ impl Call {
         pty: bool,
         deadline: Option<Instant>,
         outgoing: &Outgoing,
-    ) -> Result<Option<RpcError>, Disconnected> {
+    ) -> Result<Option<RpcError>, Stopped> {
         let pid = exec.started().pid;
         let start = EventResponse::of(Event::Start(StartEvent { pid }));
         outgoing.send(&start).await?;
@@ -244,7 +245,7 @@ impl Call {
                     let over = RpcError::new(Code::DeadlineExceeded, "the time of the process is over");
                     return Ok(Some(over));
                 }
-                () = outgoing.closed() => return Err(Disconnected),
+                () = outgoing.closed() => return Err(Stopped::Client),
             };
             match output {
                 Ok(Some(output)) => {
@@ -253,7 +254,7 @@ impl Call {
                     }
                 }
                 Ok(None) => return Ok(None),
-                Err(_) => return Ok(Some(lost())),
+                Err(_) => return Err(Stopped::Guest),
             }
         }
     }
@@ -266,14 +267,22 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// The connection to the guest has ended: the sandbox was killed, paused or rolled back.
-fn lost() -> RpcError {
-    RpcError::new(Code::Unavailable, "the sandbox does not answer any more")
+/// The peer that has ended a stream of events.
+enum Stopped {
+    Client,
+    /// The sandbox was killed, paused or rolled back.
+    Guest,
+}
+
+impl From<Disconnected> for Stopped {
+    fn from(Disconnected: Disconnected) -> Self {
+        Self::Client
+    }
 }
 
 async fn finish(ended: Result<guest::ExecResult, forkd_agent_client::Error>, outgoing: Outgoing) {
     let result = match ended {
-        Err(_) => Err(lost()),
+        Err(_) => return outgoing.break_off().await,
         Ok(result) if result.timed_out => Err(RpcError::new(
             Code::DeadlineExceeded,
             "the time of the process is over",

@@ -14,8 +14,10 @@
 
 mod call;
 mod clip;
+mod completion;
 pub mod http;
 mod options;
+mod prompts;
 mod refusal;
 mod resources;
 mod server;

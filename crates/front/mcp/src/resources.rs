@@ -90,6 +90,11 @@ pub fn templates() -> Vec<ResourceTemplate> {
     ]
 }
 
+/// The address is one of the forms.
+pub fn is_template(uri: &str) -> bool {
+    templates().iter().any(|form| form.uri_template == uri)
+}
+
 /// Reads a resource by its address.
 pub async fn read(call: &Call<'_>, uri: &str) -> Result<ReadResourceResult, ErrorData> {
     let Some(address) = Address::parse(uri) else {
@@ -133,7 +138,7 @@ fn json(uri: &str, value: &impl Serialize) -> ResourceContents {
     ResourceContents::text(text, uri).with_mime_type(JSON)
 }
 
-fn refused(error: forkd_rest_client::Error) -> ErrorData {
+pub fn refused(error: forkd_rest_client::Error) -> ErrorData {
     protocol_error(error.into())
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use forkd_rest_client::Client;
 use http::request::Parts;
 use rmcp::model::{
-    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, Implementation,
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestParams,
+    CompleteResult, GetPromptRequestParams, GetPromptResponse, Implementation, ListPromptsResult,
     ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
     ProgressNotificationParam, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
     ServerConfig, Tool,
@@ -20,7 +21,7 @@ use crate::call::Call;
 use crate::options::Options;
 use crate::refusal::Refusal;
 use crate::tool::Spec;
-use crate::{resources, tools};
+use crate::{completion, prompts, resources, tools};
 
 /// Time between two progress messages of one call.
 const TICK: Duration = Duration::from_secs(1);
@@ -90,6 +91,11 @@ impl Tools {
     fn tool(&self, name: &str) -> Option<&'static Spec> {
         tools::find(name).filter(|tool| self.options.offers(tool))
     }
+
+    /// Every tool that the prompt names is offered.
+    fn offers(&self, prompt: &prompts::Spec) -> bool {
+        prompt.tools.iter().all(|name| self.tool(name).is_some())
+    }
 }
 
 /// Sends progress messages until the call ends, if the client asked for them.
@@ -116,6 +122,8 @@ impl ServerHandler for Tools {
         let capabilities = ServerCapabilities::builder()
             .enable_tools()
             .enable_resources()
+            .enable_prompts()
+            .enable_completions()
             .build();
         ServerConfig::new(capabilities)
             .with_server_info(
@@ -171,6 +179,44 @@ impl ServerHandler for Tools {
             }
         };
         Ok(result.into())
+    }
+
+    async fn list_prompts(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
+        let offered = prompts::ALL.iter().filter(|prompt| self.offers(prompt));
+        let offered = offered.map(prompts::Spec::listed).collect();
+        Ok(ListPromptsResult::with_all_items(offered)
+            .with_ttl_ms(LIST_TTL)
+            .with_cache_scope(CacheScope::Private))
+    }
+
+    async fn get_prompt(
+        &self,
+        request: GetPromptRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
+        let Some(prompt) = prompts::find(&request.name).filter(|prompt| self.offers(prompt)) else {
+            let name: String = request.name.chars().take(64).collect();
+            return Err(ErrorData::invalid_params(
+                format!("there is no prompt {name:?}"),
+                None,
+            ));
+        };
+        Ok(prompt.fill(request.arguments.as_ref())?.into())
+    }
+
+    async fn complete(
+        &self,
+        request: CompleteRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
+        let client = self.client(&context)?;
+        let call = Call::new(&client, &self.options);
+        let chosen = completion::complete(&call, &request.r#ref, &request.argument).await?;
+        Ok(CompleteResult::new(chosen))
     }
 
     async fn list_resources(

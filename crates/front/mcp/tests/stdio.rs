@@ -72,6 +72,10 @@ impl Peer {
         let answer = peer.next().await;
         assert_eq!(answer["result"]["serverInfo"]["name"], "forkd", "{answer}");
         assert_eq!(answer["result"]["protocolVersion"], "2025-06-18");
+        // A request that the server answers belongs to a capability that it declares.
+        for name in ["tools", "resources", "prompts", "completions"] {
+            assert!(answer["result"]["capabilities"][name].is_object(), "{name}");
+        }
         peer.send(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
             .await;
         peer
@@ -113,6 +117,27 @@ async fn tools_are_listed_and_refusals_carry_the_code_of_the_daemon() {
     let wanted =
         json!({"error": "there is no sandbox x", "code": "sandbox_not_found", "hint": "list them"});
     assert_eq!(refusal, &wanted);
+}
+
+#[tokio::test]
+async fn prompts_are_listed_and_filled_in() {
+    let mut peer = Peer::start(&Dropped::default()).await;
+    let list = json!({"jsonrpc": "2.0", "id": 1, "method": "prompts/list"});
+    peer.send(list).await;
+    let answer = peer.next().await;
+    let prompts = answer["result"]["prompts"].as_array().unwrap();
+    assert_eq!(prompts.len(), 3, "{answer}");
+    let get = |name: &str| {
+        let params = json!({"name": name, "arguments": {"task": "count to ten"}});
+        json!({"jsonrpc": "2.0", "id": 2, "method": "prompts/get", "params": params})
+    };
+    peer.send(get("try_in_sandbox")).await;
+    let answer = peer.next().await;
+    let text = &answer["result"]["messages"][0]["content"]["text"];
+    assert!(text.as_str().unwrap().contains("count to ten"), "{answer}");
+    peer.send(get("another")).await;
+    let answer = peer.next().await;
+    assert_eq!(answer["error"]["code"], -32602, "{answer}");
 }
 
 #[tokio::test]

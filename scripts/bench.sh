@@ -20,6 +20,18 @@ if [ "${1:-}" = --clock ]; then
 fi
 if [ -n "$clock" ] && [ $# -eq 0 ]; then set -- operations; fi
 
+# `bench_program NAME ARG…`: runs one benchmark. That of the clients gets interpreters with the client libraries.
+bench_program() {
+    if [ "$1" = clients ]; then
+        local python
+        python=$(clients_python "${python_sdk[@]}" e2b==2.63.0)
+        build_typescript_sdk >&2
+        set -- "$@" --python "$python" --typescript "$root/sdk/typescript/dist/esm/index.js"
+        export PYTHONPATH=$root/sdk/python/src
+    fi
+    "$bin/forkd" bench "$@"
+}
+
 step "set-up" scripts/setup.sh
 step "build" scripts/build.sh
 if [ $# -gt 0 ]; then
@@ -28,7 +40,7 @@ if [ $# -gt 0 ]; then
     if [ -n "$clock" ]; then
         step "bench $1" "$bin/forkd" machine exec -- forkd-bench "$@"
     else
-        step "bench $1" "$bin/forkd" bench "$@"
+        step "bench $1" bench_program "$@"
     fi
     exit
 fi
@@ -37,7 +49,7 @@ mapfile -t names < <("$bin/forkd-bench" --help |
 [ ${#names[@]} -gt 0 ] || die "forkd-bench names no benchmarks"
 mkdir -p "$target/bench"
 bench_one() {
-    "$bin/forkd" bench "$1" --json >"$target/bench/$1.json.new" </dev/null &&
+    bench_program "$1" --json >"$target/bench/$1.json.new" </dev/null &&
         mv "$target/bench/$1.json.new" "$target/bench/$1.json"
 }
 # Benchmarks without guests run before the machine starts, because the host is quieter then.

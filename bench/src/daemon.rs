@@ -48,6 +48,16 @@ pub struct DaemonArgs {
     daemon_cacert: Option<PathBuf>,
 }
 
+impl DaemonArgs {
+    /// Address of the daemon. An empty variable counts as unset.
+    pub fn url(&self) -> &str {
+        match self.daemon_url.as_str() {
+            "" => forkd_api::DEFAULT_URL,
+            url => url,
+        }
+    }
+}
+
 /// Arguments of benchmarks that repeat their measurements.
 #[derive(Debug, clap::Args)]
 pub struct MeasureArgs {
@@ -72,12 +82,7 @@ pub struct Daemon {
 
 impl Daemon {
     fn connect(args: &DaemonArgs, what: &str) -> anyhow::Result<Self> {
-        // An empty variable counts as unset.
-        let url = match args.daemon_url.as_str() {
-            "" => forkd_api::DEFAULT_URL,
-            url => url,
-        };
-        let target: Target = url.parse()?;
+        let target: Target = args.url().parse()?;
         let token = args.daemon_token.clone();
         let cacert = args.daemon_cacert.as_deref();
         let client = match cacert.filter(|path| !path.as_os_str().is_empty()) {

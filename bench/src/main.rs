@@ -7,6 +7,7 @@ mod branch;
 mod chain;
 mod chart;
 mod children;
+mod clients;
 mod count;
 mod daemon;
 mod deadline;
@@ -59,6 +60,8 @@ enum What {
     Rollback(rollback::Args),
     /// Measure a quiet sandbox beside noisy ones, through the daemon.
     Neighbours(neighbours::Args),
+    /// Measure the client libraries and the E2B protocol, through the daemon.
+    Clients(clients::Args),
     /// Measure the network engine beside a tap device with NAT; needs root, and no guest.
     Net(net::Args),
     /// Measure the cost of the depth of a chain of snapshots, through the daemon.
@@ -138,6 +141,7 @@ fn main() -> anyhow::Result<()> {
         What::Branch(args) => branch::run(&args),
         What::Rollback(args) => rollback::run(&args),
         What::Chain(args) => chain::run(&args),
+        What::Clients(args) => clients::run(&args),
         What::Net(args) => net::run(&args),
         What::Neighbours(args) => neighbours::run(&args),
     }

@@ -8,7 +8,7 @@ use forkd_probe::Verdict;
 
 use super::beside::beside;
 use crate::args::BenchArgs;
-use crate::daemon::machine_port;
+use crate::daemon::{machine_port, variable};
 use crate::error::{CliError, CliResult};
 use crate::ui::Ui;
 
@@ -28,6 +28,13 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> CliResult {
     if args.args.is_empty() {
         command.arg("--help");
     }
+    // Clients are measured on this host, where their libraries are, wherever the daemon runs.
+    if measures_clients(&args.args)
+        && variable("FORKD_URL").is_none()
+        && let Some(port) = machine_port()
+    {
+        command.env("FORKD_URL", format!("http://127.0.0.1:{port}"));
+    }
     command.args(&args.args);
     // exec returns only on failure.
     Err(CliError::from(anyhow::Error::from(command.exec()).context(
@@ -35,10 +42,14 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> CliResult {
     )))
 }
 
-/// Whether the benchmark runs guests. `--help` never does.
+fn measures_clients(args: &[String]) -> bool {
+    args.first().is_some_and(|name| name == "clients")
+}
+
+/// Whether the benchmark runs where the guests are. `--help` never does.
 fn needs_guests(args: &[String]) -> bool {
     let help = |arg: &String| matches!(arg.as_str(), "-h" | "--help" | "help");
-    let without = |name: &String| matches!(name.as_str(), "primitives" | "net");
+    let without = |name: &String| matches!(name.as_str(), "primitives" | "net" | "clients");
     args.first().is_some_and(|name| !without(name)) && !args.iter().any(help)
 }
 
@@ -67,6 +78,7 @@ mod tests {
         };
         assert!(guests("fork --n 1"));
         assert!(!guests("primitives --json"));
+        assert!(!guests("clients --rounds 3"));
         assert!(!guests("fork --help"));
         assert!(!guests("--help"));
         assert!(!guests(""));

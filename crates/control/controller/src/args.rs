@@ -19,6 +19,7 @@ use forkd_types::{Action, Mode, NetLimits, NodeName, Policy, Rule};
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
 const MIB: u64 = 1 << 20;
+const MAX_VMM_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// The daemon that owns every sandbox and snapshot of a host.
 #[derive(Debug, Parser)]
@@ -245,6 +246,14 @@ pub struct ServeArgs {
         value_name = "TIME"
     )]
     ready_timeout: humantime::Duration,
+    /// How long a VMM may take for a cut, checkpoint or roll-back, and again per GiB of guest memory; then it is killed
+    #[arg(
+        long,
+        env = "FORKD_VMM_TIMEOUT",
+        default_value = "2m",
+        value_name = "TIME"
+    )]
+    vmm_timeout: humantime::Duration,
     /// Shells that stand ready for the shape used last; 0 for none
     #[arg(long, env = "FORKD_POOL", default_value_t = 8, value_name = "N")]
     pool: u32,
@@ -505,6 +514,8 @@ impl ServeArgs {
             hub_signers: self.hub_signers.as_deref().map(signers).transpose()?,
             reserve_mib: self.reserve_mib,
             ready_timeout: Duration::from(self.ready_timeout).max(Duration::from_secs(1)),
+            vmm_timeout: Duration::from(self.vmm_timeout)
+                .clamp(Duration::from_secs(1), MAX_VMM_TIMEOUT),
             pool: self.pool,
             node: self.node.clone(),
             network: self.network()?,

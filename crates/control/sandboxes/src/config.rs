@@ -46,6 +46,8 @@ pub struct Config {
     pub reserve_mib: u64,
     /// How long a child's agent may take to answer.
     pub ready_timeout: Duration,
+    /// How long a VMM may take for a command, and again for each GiB of memory that the command reads or writes.
+    pub vmm_timeout: Duration,
     /// Shells that stand ready for the shape used last.
     pub pool: u32,
     /// The name of this host in a fleet.
@@ -90,6 +92,7 @@ impl Config {
             hub_signers: None,
             reserve_mib: 0,
             ready_timeout: Duration::from_secs(1),
+            vmm_timeout: Duration::from_secs(120),
             pool: 0,
             node: None,
             network: NetworkConfig {

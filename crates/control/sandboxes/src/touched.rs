@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use crate::app::App;
 use crate::error::Error;
 use crate::launch::FdList;
+use crate::sandbox::owner::quickly;
 
 /// Changes with every boot of the host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -135,8 +136,9 @@ async fn ask(vmm: &Vmm) -> Result<File, Error> {
     let file = volatile_file("touched").map_err(Error::io("create", "a file in memory"))?;
     let mut fds = FdList::default();
     let output = fds.push(&file);
-    vmm.run(Command::WorkingSet { output }, &fds.finish()?)
-        .await
+    let fds = fds.finish()?;
+    quickly(vmm.run(Command::WorkingSet { output }, &fds))
+        .await?
         .map_err(Error::vmm("the VMM did not do it"))?;
     Ok(file)
 }

@@ -1,11 +1,11 @@
 //! Checkpoints and roll-backs.
 
-use forkd_api::{BranchMode, CheckpointRequest, RollbackRequest};
+use forkd_api::{BranchMode, CheckpointRequest, ErrorCode, RollbackRequest};
 use forkd_daemon_tests::fake::{Fault, Step};
-use forkd_daemon_tests::{Daemon, Sandbox, until};
+use forkd_daemon_tests::{Daemon, Options, Sandbox, until};
 use forkd_rest_client::Error;
 
-use crate::{TAG, daemon};
+use crate::{TAG, daemon, daemon_with};
 
 pub async fn keep(daemon: &Daemon, sandbox: &Sandbox, name: &str) -> Result<(), Error> {
     let request = CheckpointRequest {
@@ -114,6 +114,29 @@ async fn a_vmm_that_dies_at_a_checkpoint_or_roll_back_is_noticed() {
         } else {
             go_back(&daemon, &sandbox, "a").await.unwrap_err();
         }
+        until(&format!("the end at {step:?} is noticed"), async || {
+            (!sandbox.runs().await).then_some(())
+        })
+        .await;
+        daemon.client().kill(&sandbox.id).await.unwrap();
+    }
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_vmm_that_hangs_at_a_checkpoint_or_roll_back_is_killed() {
+    let daemon = daemon_with(Options::args(&["--vmm-timeout", "5s"])).await;
+    for step in [Step::CheckpointTaken, Step::RolledBack] {
+        let sandbox = daemon.child(TAG).await;
+        keep(&daemon, &sandbox, "a").await.unwrap();
+        sandbox.write("/state", "b").await.unwrap();
+        daemon.faults().inject(step, Fault::Hold);
+        let hung = match step {
+            Step::CheckpointTaken => keep(&daemon, &sandbox, "b").await,
+            _ => go_back(&daemon, &sandbox, "a").await,
+        };
+        let error = hung.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::Timeout), "{step:?}: {error}");
         until(&format!("the end at {step:?} is noticed"), async || {
             (!sandbox.runs().await).then_some(())
         })

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use forkd_api::{BranchMode, CreateSandboxes, ErrorCode};
+use forkd_api::{BranchMode, CreateSandboxes, ErrorCode, SandboxState};
 use forkd_daemon_tests::fake::{Fault, Injected, Step};
 use forkd_daemon_tests::{Daemon, Options, until};
 use forkd_rest_client::Client;
@@ -73,6 +73,35 @@ async fn branches_under_way() {
     let (branched, ()) = tokio::join!(first.branch("first", BranchMode::Diff), over);
     branched.unwrap();
     second.branch("second", BranchMode::Diff).await.unwrap();
+    daemon.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_vmm_that_hangs_does_not_keep_others_from_branching() {
+    let options = ["--branch-concurrency", "1", "--vmm-timeout", "5s"];
+    let daemon = daemon_with(Options::args(&options)).await;
+    let witness = daemon.child(TAG).await;
+    for (number, step) in Step::OF_A_CUT.into_iter().enumerate() {
+        let source = daemon.child(TAG).await;
+        daemon.faults().inject(step, Fault::Hold);
+        let error = source.branch("half", BranchMode::Diff).await.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::Timeout), "{step:?}: {error}");
+        let failed = until("the sandbox has failed", async || {
+            let info = source.info().await.unwrap();
+            (info.state == SandboxState::Failed).then_some(info)
+        })
+        .await;
+        let reason = failed.error.map(|error| error.error);
+        assert!(
+            reason
+                .as_ref()
+                .is_some_and(|text| text.contains("did not answer")),
+            "{step:?}: {reason:?}"
+        );
+        let tag = format!("other{number}");
+        witness.branch(&tag, BranchMode::Diff).await.unwrap();
+        daemon.client().kill(&source.id).await.unwrap();
+    }
     daemon.ends_clean().await;
 }
 

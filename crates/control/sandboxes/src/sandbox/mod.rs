@@ -20,6 +20,7 @@ pub mod adopt;
 pub mod birth;
 mod checkpoint;
 pub(crate) mod cut;
+mod deadline;
 pub(crate) mod disk_budget;
 mod freeze;
 pub mod handle;

@@ -22,6 +22,7 @@ use tracing::{Instrument, Span};
 use super::birth::{self, Birth};
 use super::checkpoint::{self, CheckpointAsk};
 use super::cut::{self, CutAsk};
+use super::deadline;
 use super::handle::SandboxHandle;
 use super::network::NetworkChange;
 use super::ports::{HostPort, PortChange};
@@ -86,8 +87,17 @@ impl Ask {
     }
 }
 
-/// How a VM ended, as far as its VMM said.
-pub(crate) type Ended = Option<StopCause>;
+/// Why a VM ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The VMM reported the cause.
+    Stopped(StopCause),
+    /// The VMM missed a deadline, and the daemon killed it.
+    Silent,
+}
+
+/// How a VM ended, as far as it is known.
+pub(crate) type Ended = Option<End>;
 
 /// Everything that belongs to one sandbox with a VM.
 pub struct SandboxOwner {
@@ -219,7 +229,7 @@ impl SandboxOwner {
         ))
     }
 
-    /// Sends a command to the VMM, and notices its end.
+    /// Sends a command to the VMM, and notices its end. A VMM that misses the [deadline] is killed.
     pub(crate) async fn call(
         &mut self,
         command: Command,
@@ -241,15 +251,23 @@ impl SandboxOwner {
             id: self.sandbox.id.clone(),
             how: how.into(),
         };
+        let unit = self.app.config.vmm_timeout;
+        let limit = deadline::of(&command, &self.sandbox.record(), unit);
         let call = self.vmm.call(command, fds);
-        tokio::pin!(call);
+        let passed = tokio::time::sleep(limit);
+        tokio::pin!(call, passed);
         let mut cause = None;
         loop {
             tokio::select! {
-                // Events that the VMM sent before its answer are noted before the answer is used.
+                // Events that the VMM sent before its answer are noted before the answer is used. The deadline is first: a
+                // guest can make events without end.
                 biased;
+                () = &mut passed => {
+                    self.ended = Some(Some(End::Silent));
+                    return Err(self.give_up(limit).await);
+                }
                 event = self.events.next() => match event.map(|event| event.event) {
-                    Some(Event::Stopped { cause: found }) => cause = Some(found),
+                    Some(Event::Stopped { cause: found }) => cause = Some(End::Stopped(found)),
                     Some(event) => note(event),
                     None => {
                         self.ended = Some(cause);
@@ -262,6 +280,23 @@ impl SandboxOwner {
         }
     }
 
+    /// Kills a VMM that missed a deadline. Which layers it uses is unknown, so the sandbox cannot go on.
+    async fn give_up(&self, limit: Duration) -> Error {
+        let id = &self.sandbox.id;
+        tracing::error!(sandbox = %id, seconds = limit.as_secs(), "the VMM does not answer and is killed");
+        if let Err(error) = self.app.launcher.kill(id).await {
+            tracing::error!(sandbox = %id, error = crate::error::chain(&error), "the VMM process was not ended");
+        }
+        Error::hinted(
+            ErrorCode::Timeout,
+            format!(
+                "the VMM of sandbox {id} did not answer in {} s and was killed",
+                limit.as_secs()
+            ),
+            "fork the last snapshot again; on a slow host, start the daemon with a longer --vmm-timeout",
+        )
+    }
+
     /// Serves the queue until the sandbox is deleted, expires, or fails and is deleted then.
     async fn serve(&mut self, queue: &mut mpsc::Receiver<Ask>) {
         let mut cause = None;
@@ -272,6 +307,11 @@ impl SandboxOwner {
                     self.answer(ask).await;
                     if let Some(ended) = self.ended.take() {
                         cause = ended.or(cause);
+                    }
+                    if cause == Some(End::Silent) {
+                        // A VMM that could not be killed does not close its socket.
+                        self.fail(cause).await;
+                        return serve_failed(&self.app, &self.sandbox, queue).await;
                     }
                 }
                 Next::Stop => return,
@@ -334,7 +374,7 @@ impl SandboxOwner {
 
     fn note(&self, event: Event) -> Ended {
         match event {
-            Event::Stopped { cause } => return Some(cause),
+            Event::Stopped { cause } => return Some(End::Stopped(cause)),
             Event::DeviceFailed { device, reason } => {
                 metrics::counter!("forkd_device_errors_total").increment(1);
                 tracing::warn!(sandbox = %self.sandbox.id, ?device, reason, "device failed");
@@ -554,7 +594,7 @@ async fn sleep_for(remaining: Option<Duration>) {
     }
 }
 
-pub(super) async fn quickly<T>(work: impl Future<Output = T>) -> Result<T, Error> {
+pub(crate) async fn quickly<T>(work: impl Future<Output = T>) -> Result<T, Error> {
     tokio::time::timeout(QUICK, work)
         .await
         .map_err(|_| Error::Timeout {
@@ -565,11 +605,12 @@ pub(super) async fn quickly<T>(work: impl Future<Output = T>) -> Result<T, Error
 
 fn describe(cause: Ended) -> &'static str {
     match cause {
-        Some(StopCause::PowerOff) => "the guest powered off",
-        Some(StopCause::Reset) => "the guest asked for a reset",
-        Some(StopCause::GuestPanic) => "the guest kernel panicked",
-        Some(StopCause::VcpuFailed) => "a virtual CPU could not go on",
-        Some(StopCause::Asked) => "the VMM was told to stop",
+        Some(End::Stopped(StopCause::PowerOff)) => "the guest powered off",
+        Some(End::Stopped(StopCause::Reset)) => "the guest asked for a reset",
+        Some(End::Stopped(StopCause::GuestPanic)) => "the guest kernel panicked",
+        Some(End::Stopped(StopCause::VcpuFailed)) => "a virtual CPU could not go on",
+        Some(End::Stopped(StopCause::Asked)) => "the VMM was told to stop",
+        Some(End::Silent) => "the VMM did not answer in time and was killed",
         None => "the VMM process ended",
     }
 }

@@ -95,8 +95,9 @@ impl Limits {
         self.vms(owner, count, CHILD_MIB, available_mib())
     }
 
-    /// Room for a parent that boots, warms up and is cut.
-    pub fn build(&self, owner: &str, memory_mib: u32) -> Result<BuildSlot, Error> {
+    /// Room for a parent that boots, warms up and is cut. Asked before `forkd-image` makes anything for it;
+    /// [`Self::promise_parent`] adds the memory once its size is known.
+    pub fn build(&self, owner: &str, store: &Store) -> Result<BuildSlot, Error> {
         let permit = Arc::clone(&self.builds).try_acquire_owned().map_err(|_| {
             Error::hinted(
                 ErrorCode::LimitReached,
@@ -107,12 +108,21 @@ impl Limits {
                 "try again later, or start the daemon with a higher --max-builds",
             )
         })?;
-        let mut slots = self.vms(owner, 1, u64::from(memory_mib), available_mib())?;
+        self.store_room(store)?;
+        let mut slots = self.vms(owner, 1, 0, available_mib())?;
         let vm = slots.pop().ok_or(Error::Task)?;
         Ok(BuildSlot {
-            vm,
+            _vm: vm,
+            memory: None,
             _permit: permit,
         })
+    }
+
+    /// Adds the memory of the parent to its reservation.
+    pub fn promise_parent(&self, slot: &mut BuildSlot, memory_mib: u32) -> Result<(), Error> {
+        let memory = self.promise(u64::from(memory_mib), available_mib())?;
+        slot.memory = Some(memory);
+        Ok(())
     }
 
     /// Counts a VM of an earlier daemon. A limit that was lowered meanwhile ends no VM that runs.
@@ -318,7 +328,8 @@ impl Drop for PromisedMemory {
 /// A parent that is being built.
 #[derive(Debug)]
 pub struct BuildSlot {
-    pub vm: VmSlot,
+    _vm: VmSlot,
+    memory: Option<PromisedMemory>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -416,10 +427,15 @@ mod tests {
     #[test]
     fn a_build_is_a_vm_and_one_of_few() {
         let limits = limits(1, 1);
-        let build = limits.build("a", 0).unwrap();
-        assert!(limits.build("b", 0).is_err());
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let mut build = limits.build("a", &store).unwrap();
+        assert!(limits.build("b", &store).is_err());
+        limits.promise_parent(&mut build, 1).unwrap();
+        assert_eq!(limits.lock().promised_mib, 1);
         assert!(limits.children("b", 1).is_err());
         drop(build);
+        assert_eq!(limits.lock().promised_mib, 0);
         assert!(limits.children("b", 1).is_ok());
     }
 }

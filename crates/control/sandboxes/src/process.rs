@@ -1,7 +1,10 @@
-//! Memory, processor time and disk traffic of a process, as the kernel counts them.
+//! Processes of the host: memory, processor time and disk traffic as the kernel counts them, and groups that end together.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::Child;
 
 /// Ticks of `/proc/PID/stat` in a second; the kernel's interface fixes them.
 const TICKS: u64 = 100;
@@ -24,6 +27,26 @@ pub fn usage(pid: u32) -> Usage {
         own_bytes: sum(&rollup, &["Private_Clean:", "Private_Dirty:"]),
         shared_bytes: sum(&rollup, &["Shared_Clean:", "Shared_Dirty:"]),
         cpu_us: cpu_us(&stat).unwrap_or_default(),
+    }
+}
+
+/// The process group of a program that was started as its leader. Dropping it kills every process in the group.
+#[derive(Debug)]
+pub struct ProcessGroup(Option<Pid>);
+
+impl ProcessGroup {
+    pub fn of(leader: &Child) -> Self {
+        let id = leader.id().and_then(|id| i32::try_from(id).ok());
+        Self(id.and_then(Pid::from_raw))
+    }
+}
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // All of them may have ended.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
     }
 }
 

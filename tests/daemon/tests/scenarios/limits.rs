@@ -1,8 +1,11 @@
 //! Limits hold however many requests come at once.
 
 use std::cell::Cell;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
-use forkd_api::{BranchMode, CreateSandboxes, ErrorCode, SandboxState};
+use forkd_api::{BranchMode, CreateSandboxes, CreateSnapshot, ErrorCode, SandboxState};
 use forkd_daemon_tests::fake::{Fault, Injected, Step};
 use forkd_daemon_tests::{Daemon, Options, until};
 use forkd_rest_client::Client;
@@ -73,6 +76,68 @@ async fn branches_under_way() {
     let (branched, ()) = tokio::join!(first.branch("first", BranchMode::Diff), over);
     branched.unwrap();
     second.branch("second", BranchMode::Diff).await.unwrap();
+    daemon.ends_clean().await;
+}
+
+/// A `forkd-image` that never ends. It notes each start, and the number of a program that it waits for.
+fn slow_image_program(dir: &Path) -> PathBuf {
+    let path = dir.join("slow-image");
+    let script = "#!/bin/sh\nsleep 3600 &\necho $! >> \"$0.started\"\nwait\n";
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// The programs that [`slow_image_program`] has started.
+fn started(program: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(program.with_extension("started")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn builds_count_before_an_image_is_made_and_end_with_their_tag() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = slow_image_program(dir.path());
+    let options = [
+        "--max-builds",
+        "1",
+        "--image-program",
+        program.to_str().unwrap(),
+    ];
+    let daemon = daemon_with(Options::args(&options)).await;
+    let build = async |tag: &str| {
+        let request = CreateSnapshot {
+            tag: tag.to_owned(),
+            image: Some("slow".to_owned()),
+            wait: false,
+            ..CreateSnapshot::default()
+        };
+        daemon.client().create_snapshot(&request).await
+    };
+    build("first").await.unwrap();
+    let programs = until("forkd-image runs", async || {
+        Some(started(&program)).filter(|found| !found.is_empty())
+    })
+    .await;
+    build("second").await.unwrap();
+    let refused = until("the second build is refused", async || {
+        let all = daemon.client().snapshots().await.unwrap();
+        all.into_iter().find(|info| info.tag == "second")?.warning
+    })
+    .await;
+    assert!(refused.contains("that is the limit"), "{refused}");
+    assert_eq!(started(&program), programs, "no second forkd-image");
+    daemon
+        .client()
+        .delete_snapshot("first", false, false)
+        .await
+        .unwrap();
+    until("the programs of the first build have ended", async || {
+        let name = std::fs::read(format!("/proc/{}/cmdline", programs[0])).unwrap_or_default();
+        name.is_empty().then_some(())
+    })
+    .await;
+    daemon.parent("third").await.unwrap();
     daemon.ends_clean().await;
 }
 

@@ -25,6 +25,7 @@ use super::{BuildRequest, Disk};
 use crate::app::App;
 use crate::config::Config;
 use crate::error::Error;
+use crate::process::ProcessGroup;
 
 /// Guest memory if neither the request nor the image names a size.
 const DEFAULT_MEMORY_MIB: u32 = 512;
@@ -159,14 +160,21 @@ fn open(path: &Path) -> Result<HostFile, Error> {
 
 async fn run_image<T: DeserializeOwned>(app: &Arc<App>, args: &[&str]) -> Result<T, Error> {
     let program = &app.config.image_program;
-    let output = tokio::process::Command::new(program)
+    let child = tokio::process::Command::new(program)
         .args(["--json", "--quiet"])
         .args(args)
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
         .kill_on_drop(true)
-        .output()
-        .await
+        .spawn()
         .map_err(Error::io("run", program))?;
+    // A build that is cancelled also ends the compilers and package managers that the program started.
+    let group = ProcessGroup::of(&child);
+    let output = child.wait_with_output().await;
+    drop(group);
+    let output = output.map_err(Error::io("run", program))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let tail: String = stderr.trim().chars().take(2000).collect();

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forkd_api::{EventKind, SnapshotInfo};
+use forkd_api::{ErrorCode, EventKind, SnapshotInfo};
 use forkd_types::{Engine, Tag};
+use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::error::Error;
@@ -24,6 +25,10 @@ pub const MEMORY_MIB: std::ops::RangeInclusive<u32> =
     forkd_vmm_proto::MIN_MEMORY_MIB..=forkd_vmm_proto::MAX_MEMORY_MIB;
 /// vCPUs that a parent may have.
 pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=forkd_vmm_proto::MAX_VCPUS;
+
+/// How long `forkd-image` may take to make the missing parts of a parent. A kernel is compiled in this time, so it is much
+/// longer than a boot; deleting the tag ends it.
+const MAKE_ASSETS: Duration = Duration::from_secs(2 * 3600);
 
 /// Where the root disk comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +59,7 @@ pub struct BuildRequest {
     pub warmup: Vec<String>,
     /// Python to run before the cut.
     pub warmup_code: Option<String>,
-    /// The longest that boot and warm-up may take.
+    /// The longest that boot and warm-up may take. Making an image has a limit of its own.
     pub timeout: Duration,
     /// Labels of the snapshot.
     pub labels: BTreeMap<String, String>,
@@ -69,9 +74,10 @@ pub async fn build(
     claim: Claimed,
 ) -> Result<SnapshotInfo, Error> {
     let tag = claim.tag().clone();
-    let (result, claim) = match prepare(app, &request).await {
+    let cancel = claim.allow_cancel();
+    let (result, claim) = match prepare(app, &request, &tag, &cancel).await {
         Ok((assets, slot)) => {
-            let made = parent::make(app, &request, claim, assets).await;
+            let made = parent::make(app, &request, claim, &cancel, assets).await;
             drop(slot);
             made
         }
@@ -95,18 +101,36 @@ pub async fn build(
     result
 }
 
-/// Asks for room before the first resource is taken.
+/// Asks for room before the first resource is taken, and finds or makes the files that the parent boots from.
 async fn prepare(
     app: &Arc<App>,
     request: &BuildRequest,
+    tag: &Tag,
+    cancel: &CancellationToken,
 ) -> Result<(assets::Assets, BuildSlot), Error> {
     app.check_open()?;
     if request.engine.is_some() {
         // First: an image may take minutes to make.
         launch::engine::for_parent(&app.launcher, request.engine).await?;
     }
-    let assets = assets::find(app, request).await?;
-    let slot = app.limits.build(&request.owner, assets.memory_mib)?;
-    app.limits.store_room(&app.store)?;
+    let mut slot = app.limits.build(&request.owner, &app.store)?;
+    let assets = tokio::select! {
+        biased;
+        () = cancel.cancelled() => return Err(cancelled(tag)),
+        found = tokio::time::timeout(MAKE_ASSETS, assets::find(app, request)) => {
+            found.map_err(|_| Error::Timeout {
+                what: format!("forkd-image, for the parent {tag},"),
+                seconds: MAKE_ASSETS.as_secs(),
+            })??
+        }
+    };
+    app.limits.promise_parent(&mut slot, assets.memory_mib)?;
     Ok((assets, slot))
+}
+
+fn cancelled(tag: &Tag) -> Error {
+    Error::refused(
+        ErrorCode::WrongState,
+        format!("the build was cancelled: snapshot {tag} was deleted"),
+    )
 }

@@ -16,9 +16,10 @@ use forkd_types::{Engine, SandboxId, Tag};
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Event, LINUX_CMDLINE};
+use tokio_util::sync::CancellationToken;
 
 use super::assets::{Assets, HostFile, RootDisk};
-use super::{BuildRequest, prepare};
+use super::{BuildRequest, cancelled, prepare};
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
@@ -49,11 +50,11 @@ pub async fn make(
     app: &Arc<App>,
     request: &BuildRequest,
     claim: Claimed,
+    cancel: &CancellationToken,
     assets: Assets,
 ) -> (Result<SnapshotInfo, Error>, Option<Claimed>) {
     let id = SandboxId::from_parts(clock::unix(), rand::random());
     let tag = claim.tag().clone();
-    let cancel = claim.allow_cancel();
     let mut claim = Some(claim);
     let building = build_vm(app, request, &id, &mut claim, &assets);
     let result = tokio::select! {
@@ -79,13 +80,6 @@ pub async fn make(
         .await;
     let result = result.map_err(|error| with_console(error, &console));
     (result.and_then(|info| removed.map(|()| info)), claim)
-}
-
-fn cancelled(tag: &Tag) -> Error {
-    Error::refused(
-        ErrorCode::WrongState,
-        format!("the build was cancelled: snapshot {tag} was deleted"),
-    )
 }
 
 async fn build_vm(

@@ -15,7 +15,6 @@ use forkd_formats::image_cli::{
 };
 use forkd_formats::image_origin::{Origin, SCHEMA};
 use futures::StreamExt;
-use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio_util::codec::{FramedRead, LinesCodec};
@@ -25,6 +24,7 @@ use super::operations::Operation;
 use crate::app::App;
 use crate::clock;
 use crate::error::Error;
+use crate::process::ProcessGroup;
 
 /// The longest that a fetch may take.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -216,7 +216,7 @@ struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Lines,
-    group: Option<Pid>,
+    _group: ProcessGroup,
 }
 
 impl Process {
@@ -248,9 +248,8 @@ impl Process {
             .map_err(Error::io("run", program))?;
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().ok_or(Error::Task)?;
-        let group = child
-            .id()
-            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        // Programs that it starts are in the same group.
+        let group = ProcessGroup::of(&child);
         Ok(Self {
             child,
             stdin,
@@ -258,7 +257,7 @@ impl Process {
                 stdout,
                 LinesCodec::new_with_max_length(MAX_LINE),
             )),
-            group,
+            _group: group,
         })
     }
 
@@ -295,15 +294,6 @@ impl Process {
     async fn end(mut self) -> Result<(), Error> {
         self.child.wait().await.map_err(|_| Error::Task)?;
         Ok(())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Programs that it started are in the same group.
-        if let Some(group) = self.group {
-            let _ = kill_process_group(group, Signal::KILL);
-        }
     }
 }
 

@@ -61,9 +61,24 @@ impl Sandbox {
 
     /// Branches to a tag and waits until the snapshot is durable.
     pub async fn branch(&self, tag: &str, mode: BranchMode) -> Result<SnapshotInfo, Error> {
+        self.branch_with(tag, mode, false).await
+    }
+
+    /// As [`Self::branch`], with the user processes of the guest frozen.
+    pub async fn branch_frozen(&self, tag: &str, mode: BranchMode) -> Result<SnapshotInfo, Error> {
+        self.branch_with(tag, mode, true).await
+    }
+
+    async fn branch_with(
+        &self,
+        tag: &str,
+        mode: BranchMode,
+        freeze: bool,
+    ) -> Result<SnapshotInfo, Error> {
         let request = BranchRequest {
             tag: Some(tag.to_owned()),
             mode: Some(mode),
+            freeze,
             ..BranchRequest::default()
         };
         self.client.branch(&self.id, &request).await
@@ -71,11 +86,20 @@ impl Sandbox {
 
     /// Forks the running sandbox. Children that failed are left out.
     pub async fn fork(&self, n: u32) -> Result<Vec<Self>, Error> {
+        self.fork_with(n, false).await
+    }
+
+    /// As [`Self::fork`], with the user processes of the guest frozen.
+    pub async fn fork_frozen(&self, n: u32) -> Result<Vec<Self>, Error> {
+        self.fork_with(n, true).await
+    }
+
+    async fn fork_with(&self, n: u32, freeze: bool) -> Result<Vec<Self>, Error> {
         let request = ForkRequest {
             n,
             timeout_secs: None,
             labels: Default::default(),
-            freeze: false,
+            freeze,
             network: None,
         };
         let children = self.client.fork(&self.id, &request).await?;

@@ -138,8 +138,8 @@ expect 0 '' exec "$id" -- touch /root/before-the-fork
 expect 0 '^✓ sb[^ ]+( ready=[0-9.]+ms)?$' spawn --sandbox "$id" --timeout 1h
 forked=$(spawned)
 expect 0 '' exec "$forked" -- test -e /root/before-the-fork
-# It can itself be branched, though what it was started from has no name.
-expect 0 '^tag: cli-of-a-fork$' branch "$forked" --tag cli-of-a-fork
+# It can itself be branched, though what it was started from has no name. The processes of the child run: it thaws them.
+expect 0 '^tag: cli-of-a-fork$' branch "$forked" --tag cli-of-a-fork --freeze
 expect 0 "✓ $forked" kill "$forked"
 expect 0 '^✓ sb[^ ]+( ready=[0-9.]+ms)?$' spawn --tag cli-of-a-fork --timeout 1h
 expect 0 '' exec "$(spawned)" -- test -e /root/before-the-fork

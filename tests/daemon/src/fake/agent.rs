@@ -306,8 +306,12 @@ impl Connection {
             Request::Identity(request) => self.identity(*request),
             Request::Metrics => self.with(|_| ok(Metrics::default())),
             Request::Quiesce(_) => self.with(|_| ok(QuiesceReport::default())),
-            Request::Freeze(_) => self.with(|_| ok(FreezeReport::default())),
-            Request::Thaw => self.with(|_| ok(ThawReport::default())),
+            Request::Freeze(_) => self.freeze(),
+            Request::Thaw => self.with(|guest| {
+                ok(ThawReport {
+                    was_frozen: guest.thaw(),
+                })
+            }),
             Request::Processes | Request::InterpList => self.with(|_| ok(Vec::<()>::new())),
             Request::Dial(DialRequest::Tcp(address)) => {
                 return dial::dial(self, stream, &address, input);
@@ -324,6 +328,18 @@ impl Connection {
         self.vm.with_guest(work)
     }
 
+    fn freeze(&self) -> Answer {
+        if self.vm.arrive(Step::Freeze) == Fault::Fail {
+            return Err(AgentError::new(ErrorCode::Timeout, "a fault was injected"));
+        }
+        self.with(|guest| {
+            ok(FreezeReport {
+                was_frozen: guest.freeze(),
+                took_us: 1,
+            })
+        })
+    }
+
     fn identity(&self, request: IdentityRequest) -> Answer {
         match self.vm.arrive(Step::Identity) {
             Fault::Fail => {
@@ -335,6 +351,7 @@ impl Connection {
             }
             Fault::Pass | Fault::Hold | Fault::Die => {}
         }
+        let reseeded = self.vm.arrive(Step::Reseed) != Fault::Fail;
         self.with(|guest| {
             guest.generation.clone_from(&request.generation);
             if let Some(hostname) = request.hostname {
@@ -356,7 +373,8 @@ impl Connection {
                 machine_id: guest.machine_id.clone(),
                 clock_step_ns: step.step_ns,
                 unix_ns: Some(step.unix_ns),
-                reseeded: true,
+                reseeded,
+                thawed: guest.thaw_at_identity(),
                 ..IdentityReport::default()
             })
         })
@@ -375,8 +393,12 @@ impl Connection {
         }
         let process = self.vm.with_guest(|guest| {
             guest.next_process += 1;
-            guest.next_process
+            (!guest.is_frozen()).then_some(guest.next_process)
         });
+        let Some(process) = process else {
+            let message = "user processes are frozen";
+            return Ok(Err(AgentError::new(ErrorCode::Busy, message)));
+        };
         let started = Started {
             process,
             pid: 1000 + process as u32,

@@ -27,6 +27,10 @@ pub enum Step {
     Connect,
     /// The agent is asked to take its identity.
     Identity,
+    /// The agent is about to renew its random numbers. `Fail` leaves the old ones, and the agent reports it.
+    Reseed,
+    /// The agent is asked to freeze user processes.
+    Freeze,
     /// The agent is asked to run a program.
     Exec,
     /// The VM is about to be paused.
@@ -63,6 +67,8 @@ impl Step {
             Self::Restore => "restore",
             Self::Connect => "connect",
             Self::Identity => "identity",
+            Self::Reseed => "reseed",
+            Self::Freeze => "freeze",
             Self::Exec => "exec",
             Self::Pause => "pause",
             Self::Resume => "resume",

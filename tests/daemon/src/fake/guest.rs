@@ -25,7 +25,34 @@ pub(super) struct Guest {
     pub next_process: u64,
 }
 
+/// Exists while user processes are frozen. A file, because a cut captures it and the encoding has no field for it.
+const FROZEN: &str = "/run/frozen";
+/// State of user processes when the last identity came: `frozen` or `running`. Tests read it.
+const AT_IDENTITY: &str = "/run/processes-at-identity";
+
 impl Guest {
+    pub fn is_frozen(&self) -> bool {
+        self.files.contains_key(FROZEN)
+    }
+
+    /// Freezes user processes. Returns whether they were frozen before.
+    pub fn freeze(&mut self) -> bool {
+        self.files.insert(FROZEN.to_owned(), Vec::new()).is_some()
+    }
+
+    /// Thaws user processes. Returns whether they were frozen before.
+    pub fn thaw(&mut self) -> bool {
+        self.files.remove(FROZEN).is_some()
+    }
+
+    /// Thaws user processes as the last step of an identity.
+    pub fn thaw_at_identity(&mut self) -> bool {
+        let frozen = self.thaw();
+        let state = if frozen { "frozen" } else { "running" };
+        self.files.insert(AT_IDENTITY.to_owned(), state.into());
+        frozen
+    }
+
     /// The names directly below a directory, each with whether it is a directory itself.
     pub fn entries(&self, directory: &str) -> BTreeMap<String, bool> {
         let prefix = format!("{}/", directory.trim_end_matches('/'));

@@ -8,6 +8,7 @@ mod crash;
 mod delete;
 mod fleet;
 mod fork;
+mod freeze;
 mod hub;
 mod jail;
 mod leftovers;

@@ -86,10 +86,16 @@ expect 0 'forkd' mcp install cursor --dry-run
 expect 0 '^\[0, 1, 4\]$' eval "$id" -- '[x * x for x in range(3)]'
 expect 1 'ZeroDivisionError' eval "$id" -- '1 / 0'
 expect 0 '' eval "$id" -- 'kept = 41'
+names() { "$forkd" exec "$id" -- sh -c 'cat /etc/machine-id; uname -n' </dev/null; }
+names >"$work/names" 2>&1
 expect 0 '^before$' checkpoint "$id" --name before
 expect 0 '' eval "$id" -- 'kept = 42'
 expect 0 '^back at before$' rollback "$id" --to before
 expect 0 '^41$' eval "$id" -- kept
+names 2>&1 | diff "$work/names" - >"$work/out"
+check 0 $? '' 'a roll-back keeps machine ID and host name'
+grep -Eq '^[0-9a-f]{32}$' "$work/names"
+check 0 $? '' 'the machine ID is one'
 expect 0 '^before  [0-9]+ KiB$' checkpoint "$id" --list
 expect 0 '"ok": true' checkpoint "$id" --rm before --json
 expect 1 '"code": "checkpoint_not_found"' rollback "$id" --to before --json

@@ -425,7 +425,7 @@ impl Connection {
                 let answer = self.vm.net.knock(knock, port, to);
                 program = Program::Print(format!("{answer}\n"), 0);
             }
-            Program::Print(..) | Program::Cat(_) | Program::Write(..) => {}
+            Program::Print(..) | Program::Cat(_) | Program::Hostname | Program::Write(..) => {}
         }
         let (output, code) = self.vm.with_guest(|guest| shell::run(guest, program));
         for chunk in output.chunks(frame::DATA_CHUNK) {

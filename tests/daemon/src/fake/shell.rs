@@ -8,6 +8,9 @@ use forkd_guest_proto::ExecRequest;
 use super::guest::Guest;
 use super::net::Knock;
 
+/// Where a guest keeps its machine ID.
+const MACHINE_ID: &str = "/etc/machine-id";
+
 /// A program that a fake guest can run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Program {
@@ -15,6 +18,7 @@ pub(super) enum Program {
     Print(String, i32),
     /// Prints a file.
     Cat(String),
+    Hostname,
     /// Writes text to a file.
     Write(String, String),
     Sleep(Duration),
@@ -39,6 +43,7 @@ pub(super) fn program(request: &ExecRequest) -> Program {
     match (name.rsplit('/').next().unwrap_or(name), args) {
         ("true" | "sync", _) => Program::Print(String::new(), 0),
         ("false", _) => Program::Print(String::new(), 1),
+        ("hostname", []) => Program::Hostname,
         ("cat", [path]) => Program::Cat((*path).to_owned()),
         ("sleep", [seconds]) => {
             Program::Sleep(Duration::from_secs_f64(seconds.parse().unwrap_or(0.0)))
@@ -66,6 +71,10 @@ fn knock(knock: Knock, to: &str, port: &str) -> Program {
 pub(super) fn run(guest: &mut Guest, program: Program) -> (Vec<u8>, i32) {
     match program {
         Program::Print(text, code) => (text.into_bytes(), code),
+        Program::Cat(path) if path == MACHINE_ID => {
+            (format!("{}\n", guest.machine_id).into_bytes(), 0)
+        }
+        Program::Hostname => (format!("{}\n", guest.hostname).into_bytes(), 0),
         Program::Cat(path) => match guest.files.get(&path) {
             Some(content) => (content.clone(), 0),
             None => (Vec::new(), 1),

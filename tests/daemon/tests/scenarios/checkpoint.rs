@@ -48,6 +48,31 @@ async fn a_sandbox_goes_back_in_place() {
     daemon.ends_clean().await;
 }
 
+/// The names by which others know a guest.
+async fn names(sandbox: &Sandbox) -> (String, String) {
+    let machine = sandbox.run(&["cat", "/etc/machine-id"]).await.unwrap();
+    let host = sandbox.run(&["hostname"]).await.unwrap();
+    (machine.stdout, host.stdout)
+}
+
+#[tokio::test]
+async fn a_sandbox_keeps_its_names_when_it_goes_back() {
+    let daemon = daemon().await;
+    let (sandbox, sibling) = (daemon.child(TAG).await, daemon.child(TAG).await);
+    let before = names(&sandbox).await;
+    assert_ne!(
+        before,
+        names(&sibling).await,
+        "children have names of their own"
+    );
+    assert_eq!(before.0.trim().len(), 32, "{before:?}");
+    keep(&daemon, &sandbox, "a").await.unwrap();
+    sandbox.write("/state", "b").await.unwrap();
+    go_back(&daemon, &sandbox, "a").await.unwrap();
+    assert_eq!(names(&sandbox).await, before);
+    daemon.ends_clean().await;
+}
+
 #[tokio::test]
 async fn nothing_changed_is_no_new_checkpoint() {
     let daemon = daemon().await;

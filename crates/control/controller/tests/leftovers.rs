@@ -132,7 +132,10 @@ async fn a_workspace_that_cannot_be_read_does_not_hide_paused_sandboxes() {
         })
         .await
         .unwrap();
-    assert_eq!(pause::list(&app).await.unwrap(), [paused.clone()]);
+    assert_eq!(
+        pause::list(&app).await.unwrap(),
+        std::slice::from_ref(&paused)
+    );
     assert_eq!(pause::find(&app, &good).await.unwrap(), Some(paused));
     assert_eq!(pause::find(&app, &bad).await.unwrap(), None);
     assert!(pause::forget(&app, &bad).await.is_err());

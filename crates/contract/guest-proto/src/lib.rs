@@ -67,9 +67,9 @@ pub use interp::{
     JsonText, Warmup,
 };
 pub use machine::{
-    ClockRequest, ClockState, CpuMetrics, DiskMetrics, FreezeReport, FreezeRequest, MemoryMetrics,
-    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, ShutdownMode, ShutdownRequest,
-    ThawReport,
+    ClockRequest, ClockState, CpuMetrics, DiskMetrics, FreezeReport, FreezeRequest,
+    HoldVolumeRequest, MemoryMetrics, Metrics, MountVolumeRequest, NetworkRequest, Pong,
+    QuiesceReport, QuiesceRequest, ShutdownMode, ShutdownRequest, ThawReport,
 };
 pub use request::{Request, parse_request};
 pub use response::{Event, Outcome};

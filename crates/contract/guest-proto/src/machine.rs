@@ -162,6 +162,28 @@ pub struct DiskMetrics {
     pub inodes_free: u64,
 }
 
+/// Mounts a disk that the host has attached.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MountVolumeRequest {
+    /// The serial number of the disk.
+    pub serial: String,
+    /// Where it is mounted: an absolute path, which is made if it is missing.
+    pub path: String,
+    pub read_only: bool,
+}
+
+/// Brings the file system of a mount into the state of a clean unmount and holds every write to it, until a request lets
+/// writes go on or the machine ends.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HoldVolumeRequest {
+    /// The path of the mount.
+    pub path: String,
+    /// Hold writes, or let them go on.
+    pub held: bool,
+}
+
 /// Prepares the guest for a freeze.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

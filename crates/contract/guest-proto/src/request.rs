@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentError, AttachRequest, ClockRequest, DialRequest, ErrorCode, EvalRequest, ExecRequest,
-    FreezeRequest, IdentityRequest, InputRequest, InterpName, InterpStart, ListRequest,
-    MkdirRequest, NetworkRequest, ProcessId, QuiesceRequest, ReadRequest, RemoveRequest,
-    RenameRequest, ServiceStart, SetAttrRequest, SettleRequest, ShutdownRequest, SignalRequest,
-    StatRequest, WatchRequest, WriteRequest,
+    FreezeRequest, HoldVolumeRequest, IdentityRequest, InputRequest, InterpName, InterpStart,
+    ListRequest, MkdirRequest, MountVolumeRequest, NetworkRequest, ProcessId, QuiesceRequest,
+    ReadRequest, RemoveRequest, RenameRequest, ServiceStart, SetAttrRequest, SettleRequest,
+    ShutdownRequest, SignalRequest, StatRequest, WatchRequest, WriteRequest,
 };
 use crate::{MountRequest, PackRequest, UnmountRequest, UnpackRequest};
 
@@ -103,6 +103,10 @@ pub enum Request {
     Freeze(FreezeRequest),
     /// Returns a [`crate::ThawReport`].
     Thaw,
+    /// Returns an empty response when the disk is mounted.
+    MountVolume(MountVolumeRequest),
+    /// Returns an empty response when writes are held, or go on.
+    HoldVolume(HoldVolumeRequest),
     /// Returns an empty response.
     Network(NetworkRequest),
     /// Breaks every TCP connection to elsewhere without a packet to the peer. Returns a [`crate::ResetReport`].

@@ -9,7 +9,8 @@ use thiserror::Error;
 
 use crate::{
     BootSpec, Capabilities, CheckpointReport, CheckpointSpec, Counters, CutReport, CutSpec,
-    FdIndex, NetAttachment, PrepareSpec, RestoreSpec, RollbackReport, RollbackSpec, Shape,
+    DiskSpec, FdIndex, NetAttachment, PrepareSpec, RestoreSpec, RollbackReport, RollbackSpec,
+    Shape,
 };
 
 /// A command with the number its answer will carry.
@@ -78,6 +79,13 @@ pub enum Command {
     Status,
     /// Ask for the counters.
     Counters,
+    /// Give an empty disk slot its disk, of a VM that runs or is paused. The guest learns of the new size.
+    AttachDisk {
+        /// The slot, which the boot or restore filled with an empty file.
+        slot: u8,
+        /// A writable disk.
+        disk: DiskSpec,
+    },
 }
 
 /// An answer to the request of the same number.
@@ -146,7 +154,7 @@ pub enum VmmPhase {
 ///
 /// | command | state of the VM |
 /// |---|---|
-/// | `Hello`, `Prepare`, `Status`, `Counters` | unchanged |
+/// | `Hello`, `Prepare`, `Status`, `Counters`, `AttachDisk` | unchanged |
 /// | `Boot` | the shell is used up; only `Stop` is left |
 /// | `Restore` | unchanged if the snapshot was refused while it was read and checked; else the shell is used up |
 /// | `Pause`, `Resume` | unchanged, in the phase that [`Command::Status`] reports |

@@ -49,7 +49,7 @@ pub use spec::{
 pub use wire::{FromVmm, MAX_MESSAGE, WireError, decode, encode};
 
 /// The version both sides name in their hello. A VMM refuses a controller that speaks another one.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// The first bytes of a state file.
 pub const STATE_MAGIC: &[u8; 8] = b"FORKDVMS";

@@ -162,7 +162,8 @@ pub enum PageIndex {
 /// A disk of the VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpec {
-    /// A raw image, shared and never written, unless it is the only layer and `read_only` is false.
+    /// A raw image, shared and never written, unless it is the only layer and `read_only` is false. An empty file
+    /// without layers makes a device of size zero, which [`crate::Command::AttachDisk`] gives its disk later.
     pub base: FdIndex,
     /// Thin layers over it, oldest first. Only the last is written.
     pub layers: Vec<FdIndex>,

@@ -1,9 +1,10 @@
 //! Requests about the guest as a machine.
 
 use forkd_guest_proto::{
-    ClockRequest, ClockState, FreezeReport, FreezeRequest, IdentityReport, IdentityRequest,
-    Metrics, NetworkRequest, Pong, QuiesceReport, QuiesceRequest, Request, ResetReport,
-    ServiceInfo, ServiceStart, SettleReport, SettleRequest, ShutdownRequest, ThawReport,
+    ClockRequest, ClockState, FreezeReport, FreezeRequest, HoldVolumeRequest, IdentityReport,
+    IdentityRequest, Metrics, MountVolumeRequest, NetworkRequest, Pong, QuiesceReport,
+    QuiesceRequest, Request, ResetReport, ServiceInfo, ServiceStart, SettleReport, SettleRequest,
+    ShutdownRequest, ThawReport,
 };
 
 use crate::{Calls, Error};
@@ -47,6 +48,16 @@ impl Calls {
     /// Waits until the guest is calm, or until the time of the request is over.
     pub async fn settle(&self, request: SettleRequest) -> Result<SettleReport, Error> {
         self.call(&Request::Settle(request)).await
+    }
+
+    /// Mounts a disk that was attached.
+    pub async fn mount_volume(&self, request: MountVolumeRequest) -> Result<(), Error> {
+        self.call(&Request::MountVolume(request)).await
+    }
+
+    /// Holds writes to a mount, with its file system clean, or lets them go on.
+    pub async fn hold_volume(&self, request: HoldVolumeRequest) -> Result<(), Error> {
+        self.call(&Request::HoldVolume(request)).await
     }
 
     /// Freezes user processes, before a cut.

@@ -27,6 +27,7 @@ mod shutdown;
 mod sys;
 mod transport;
 mod user_group;
+mod volume;
 
 use std::rc::Rc;
 use std::time::Duration;

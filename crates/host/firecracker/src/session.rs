@@ -235,6 +235,7 @@ impl Session {
             Command::Checkpoint(_) => unsupported("checkpoints"),
             Command::Rollback(_) | Command::DropCheckpoint { .. } => unsupported("roll-back"),
             Command::SetNet { .. } => unsupported("a network device"),
+            Command::AttachDisk { .. } => unsupported("a disk that is attached later"),
             Command::PowerButton => unsupported("a power button"),
             Command::Balloon { .. } => unsupported("a balloon"),
             Command::WorkingSet { .. } => unsupported("recording a working set"),

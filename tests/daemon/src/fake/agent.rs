@@ -12,9 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use forkd_guest_proto::{
     AGENT_PORT, AgentError, ClockRequest, ClockState, Control, Decoder, DialRequest, Entry,
     ErrorCode, Event, ExecRequest, ExecResult, ExitStatus, FileInfo, FileKind, Frame, FreezeReport,
-    Hello, IdentityReport, IdentityRequest, Kind, ListResult, Metrics, Outcome, OutputPosition,
-    Pong, QuiesceReport, ReadResult, Request, ResetReport, ResourceUsage, Started, ThawReport,
-    WriteResult, channel, feature, frame, parse_request, window,
+    Hello, HoldVolumeRequest, IdentityReport, IdentityRequest, Kind, ListResult, Metrics,
+    MountVolumeRequest, Outcome, OutputPosition, Pong, QuiesceReport, ReadResult, Request,
+    ResetReport, ResourceUsage, Started, ThawReport, WriteResult, channel, feature, frame,
+    parse_request, window,
 };
 use forkd_vmm_proto::StopCause;
 use serde::Serialize;
@@ -305,6 +306,8 @@ impl Connection {
             Request::Clock(request) => self.with(|guest| ok(clock(guest, request))),
             Request::Identity(request) => self.identity(*request),
             Request::Metrics => self.with(|_| ok(Metrics::default())),
+            Request::MountVolume(request) => self.mount(&request),
+            Request::HoldVolume(request) => self.hold(&request),
             Request::Quiesce(_) => self.with(|_| ok(QuiesceReport::default())),
             Request::Freeze(_) => self.freeze(),
             Request::Thaw => self.with(|guest| {
@@ -338,6 +341,39 @@ impl Connection {
                 took_us: 1,
             })
         })
+    }
+
+    fn mount(&self, request: &MountVolumeRequest) -> Answer {
+        self.refused_at(Step::Mount)?;
+        let volumes = &self.vm.volumes;
+        self.with(
+            |guest| match volumes.mount(&request.serial, &request.path, guest) {
+                Ok(true) => ok(()),
+                _ => Err(not_found(&request.path)),
+            },
+        )
+    }
+
+    /// A test reads in a file whether writes are held.
+    fn hold(&self, request: &HoldVolumeRequest) -> Answer {
+        self.refused_at(Step::HoldWrites)?;
+        self.with(|guest| {
+            let name = format!("/run/held{}", request.path);
+            if request.held {
+                guest.files.insert(name, b"held".to_vec());
+            } else {
+                guest.files.remove(&name);
+            }
+            ok(())
+        })
+    }
+
+    /// An error if a fault makes the request fail.
+    fn refused_at(&self, step: Step) -> Result<(), AgentError> {
+        match self.vm.arrive(step) {
+            Fault::Fail => Err(AgentError::new(ErrorCode::Internal, "a fault was injected")),
+            Fault::Pass | Fault::Hold | Fault::Die | Fault::Garbage => Ok(()),
+        }
     }
 
     fn identity(&self, request: IdentityRequest) -> Answer {

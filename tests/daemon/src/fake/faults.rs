@@ -53,6 +53,14 @@ pub enum Step {
     RolledBack,
     /// Merged disk layers are handed over.
     MergedLayer,
+    /// A volume is about to be attached.
+    AttachDisk,
+    /// The agent is asked to mount a volume.
+    Mount,
+    /// The agent is asked to hold the writes to a volume, or to let them go on.
+    HoldWrites,
+    /// The VM is asked to end.
+    Stop,
 }
 
 impl Step {
@@ -80,6 +88,10 @@ impl Step {
             Self::Rollback => "rollback",
             Self::RolledBack => "rolled-back",
             Self::MergedLayer => "merged-layer",
+            Self::AttachDisk => "attach-disk",
+            Self::Mount => "mount",
+            Self::HoldWrites => "hold-writes",
+            Self::Stop => "stop",
         }
     }
 }

@@ -22,6 +22,7 @@ mod session;
 mod shell;
 mod spawner;
 mod vm;
+mod volumes;
 
 pub use faults::{Fault, Faults, Injected, Step};
 pub use session::serve;

@@ -43,6 +43,7 @@ pub fn serve(control: OwnedFd, faults: Faults) -> anyhow::Result<ExitCode> {
         filled: false,
         agent_ready: false,
         writable_disks: 0,
+        empty_slots: 0,
         restored: None,
         last_cut: None,
         next_number: 1,
@@ -70,13 +71,15 @@ struct Session {
     filled: bool,
     agent_ready: bool,
     writable_disks: usize,
+    empty_slots: usize,
     /// The image the VM was restored from: [`ImageId::START`].
     restored: Option<Image>,
     /// The last cut that succeeded, with its number.
     last_cut: Option<(u64, Image)>,
     /// The next number of a cut or checkpoint.
     next_number: u64,
-    checkpoints: BTreeMap<u64, Guest>,
+    /// The guest, and how many layers each volume had below.
+    checkpoints: BTreeMap<u64, (Guest, BTreeMap<u8, usize>)>,
 }
 
 impl Session {
@@ -121,9 +124,9 @@ impl Session {
             Command::Pause => self.with_vm(Vm::pause)?,
             Command::Resume => self.with_vm(Vm::resume)?,
             Command::Cut(spec) => self.cut(seq, &spec, fds)?,
-            Command::Checkpoint(spec) => self.checkpoint(seq, &spec)?,
+            Command::Checkpoint(spec) => self.checkpoint(seq, &spec, fds)?,
             Command::Rollback(spec) => {
-                let reply = self.rollback(&spec)?;
+                let reply = self.rollback(&spec, fds)?;
                 return Ok((reply, Then::AgentReady));
             }
             Command::DropCheckpoint { id } => {
@@ -142,6 +145,7 @@ impl Session {
             Command::Status => Reply::Status(self.status()),
             Command::Counters => Reply::Counters(counters()),
             Command::SetNet { backend } => self.plug(backend, fds)?,
+            Command::AttachDisk { slot, disk } => self.attach(slot, &disk, fds)?,
             Command::MergedLayer { .. } | Command::Balloon { .. } | Command::Stop => Reply::Done,
         };
         Ok((reply, Then::Nothing))
@@ -226,6 +230,29 @@ impl Session {
         Ok(Reply::Done)
     }
 
+    /// Gives an empty slot its disk. The top layer holds what the guest writes below the mount.
+    fn attach(&mut self, slot: u8, disk: &DiskSpec, fds: &Fds) -> Answer {
+        if self.empty_slots == 0 || disk.read_only {
+            return Err(VmmError {
+                code: VmmErrorCode::BadRequest,
+                message: format!("slot {slot} takes no disk"),
+            });
+        }
+        let layers: Vec<File> = disk
+            .layers
+            .iter()
+            .map(|layer| fds.file(*layer))
+            .collect::<Result<_, _>>()?;
+        fds.file(disk.base)?;
+        self.empty_slots -= 1;
+        self.writable_disks += 1;
+        self.vm
+            .volumes
+            .attach(slot, &disk.serial, layers, false)
+            .map_err(failed)?;
+        Ok(Reply::Done)
+    }
+
     /// Exchanges the back end of the network device.
     fn plug(&self, backend: Option<NetAttachment>, fds: &Fds) -> Answer {
         let socket = backend.map(|backend| fds.get(backend.fd)).transpose()?;
@@ -275,7 +302,21 @@ impl Session {
                 fds.file(*layer)?;
             }
         }
-        self.writable_disks = disks.iter().filter(|disk| !disk.read_only).count();
+        let mut empty = 0;
+        for disk in disks {
+            let bare = disk.layers.is_empty() && !disk.read_only;
+            let size = fds.file(disk.base)?.metadata().map_err(failed)?.len();
+            empty += usize::from(bare && size == 0);
+        }
+        for (slot, disk) in (0u8..).zip(disks) {
+            let layers = disk.layers.iter().map(|layer| fds.file(*layer));
+            let layers = layers.collect::<Result<_, _>>()?;
+            let attached = self.vm.volumes.attach(slot, &disk.serial, layers, true);
+            attached.map_err(failed)?;
+        }
+        let writable = disks.iter().filter(|disk| !disk.read_only).count();
+        self.writable_disks = writable - empty;
+        self.empty_slots = empty;
         let listener = UnixListener::from(fds.get(vsock.listener)?);
         listener.set_nonblocking(false).map_err(failed)?;
         self.vm.replace(guest);
@@ -288,7 +329,7 @@ impl Session {
         Ok(())
     }
 
-    /// Captures the guest. The VM runs again when this returns if it ran before and `resume` is true.
+    /// Captures the guest. The VM is paused when this returns.
     fn capture(&self, new_layers: &[FdIndex], resume: bool) -> Result<Guest, VmmError> {
         if !self.filled {
             return Err(wrong_phase("the shell is empty"));
@@ -305,16 +346,24 @@ impl Session {
             });
         }
         self.vm.pause();
-        let guest = self.vm.capture();
-        if resume {
-            self.vm.resume();
-        }
-        Ok(guest)
+        Ok(self.vm.capture())
+    }
+
+    /// Puts new layers on the disks of volumes. To be called while the VM is paused.
+    fn push_layers(&self, new_layers: &[FdIndex], fds: &Fds) -> Result<(), VmmError> {
+        let layers = new_layers.iter().map(|layer| fds.file(*layer));
+        let layers = layers.collect::<Result<_, _>>()?;
+        self.vm.volumes.push_layers(layers);
+        Ok(())
     }
 
     fn cut(&mut self, seq: u64, spec: &CutSpec, fds: &Fds) -> Answer {
         let base = self.base(spec)?;
         let guest = self.capture(&spec.new_layers, spec.resume)?;
+        self.push_layers(&spec.new_layers, fds)?;
+        if spec.resume {
+            self.vm.resume();
+        }
         let pause_us = if spec.resume { PAUSE_US } else { 0 };
         self.vm
             .send(&FromVmm::Event(Event::CutTaken { seq, pause_us }));
@@ -377,11 +426,12 @@ impl Session {
         Ok(written)
     }
 
-    fn checkpoint(&mut self, seq: u64, spec: &CheckpointSpec) -> Answer {
+    fn checkpoint(&mut self, seq: u64, spec: &CheckpointSpec, fds: &Fds) -> Answer {
         let guest = self.capture(&spec.new_layers, true)?;
-        if let Some((id, last)) = self.checkpoints.last_key_value()
+        if let Some((id, (last, _))) = self.checkpoints.last_key_value()
             && *last == guest
         {
+            self.vm.resume();
             return Ok(Reply::Checkpoint(CheckpointReport {
                 id: *id,
                 unchanged: true,
@@ -389,13 +439,16 @@ impl Session {
                 ..CheckpointReport::default()
             }));
         }
+        let below = self.vm.volumes.depths();
+        self.push_layers(&spec.new_layers, fds)?;
+        self.vm.resume();
         self.vm.send(&FromVmm::Event(Event::CutTaken {
             seq,
             pause_us: PAUSE_US,
         }));
         self.strike(Step::CheckpointTaken)?;
         let id = self.number();
-        self.checkpoints.insert(id, guest);
+        self.checkpoints.insert(id, (guest, below));
         Ok(Reply::Checkpoint(CheckpointReport {
             id,
             unchanged: false,
@@ -406,13 +459,15 @@ impl Session {
         }))
     }
 
-    fn rollback(&mut self, spec: &RollbackSpec) -> Answer {
-        let guest = self
+    fn rollback(&mut self, spec: &RollbackSpec, fds: &Fds) -> Answer {
+        let (guest, below) = self
             .checkpoints
             .get(&spec.to)
             .ok_or_else(|| no_checkpoint(spec.to))?;
         self.agent_ready = false;
         self.vm.pause();
+        self.vm.volumes.rewind(below).map_err(failed)?;
+        self.push_layers(&spec.new_layers, fds)?;
         self.vm.replace(guest.clone());
         self.vm.reset_connections();
         self.vm.resume();
@@ -450,6 +505,8 @@ fn first_step(command: &Command) -> Option<Step> {
         Command::Checkpoint(_) => Step::Checkpoint,
         Command::Rollback(_) => Step::Rollback,
         Command::MergedLayer { .. } => Step::MergedLayer,
+        Command::AttachDisk { .. } => Step::AttachDisk,
+        Command::Stop => Step::Stop,
         _ => return None,
     })
 }

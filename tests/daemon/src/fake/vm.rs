@@ -12,6 +12,7 @@ use forkd_vmm_proto::{Event, ExitCode, FromVmm, StopCause, encode};
 use super::faults::{Fault, Faults, Step};
 use super::guest::Guest;
 use super::net::Device;
+use super::volumes::Volumes;
 
 /// Bytes that decode as no message of any protocol in use.
 pub(super) const GARBAGE: [u8; 16] = [0xff; 16];
@@ -25,6 +26,7 @@ pub(super) struct Vm {
     resumed: Condvar,
     connections: Mutex<Vec<UnixStream>>,
     pub net: Device,
+    pub volumes: Volumes,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +44,7 @@ impl Vm {
             resumed: Condvar::new(),
             connections: Mutex::default(),
             net: Device::default(),
+            volumes: Volumes::default(),
         }
     }
 
@@ -58,7 +61,12 @@ impl Vm {
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        work(&mut state.guest)
+        let done = work(&mut state.guest);
+        // A fake disk that is full is not part of any test.
+        self.volumes
+            .store(&state.guest)
+            .expect("a volume is written");
+        done
     }
 
     /// The guest as it is; the caller has paused the VM.

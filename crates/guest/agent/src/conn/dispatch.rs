@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::stream::{EarlyEnd, Stream};
 use crate::agent::Agent;
 use crate::files::archive;
-use crate::{clock, files, identity, interp, metrics, net, process, quiesce, service};
+use crate::{clock, files, identity, interp, metrics, net, process, quiesce, service, volume};
 
 /// The payload of a successful response, or why there is none.
 pub type Reply = Result<Vec<u8>, AgentError>;
@@ -104,6 +104,14 @@ async fn carry_out(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) -> 
         Request::ResetConnections => {
             agent.may_change_machine()?;
             ok(Ok(identity::reset_connections()))
+        }
+        Request::MountVolume(mount) => {
+            agent.may_change_machine()?;
+            ok(volume::mount_disk(mount).await)
+        }
+        Request::HoldVolume(hold) => {
+            agent.may_change_machine()?;
+            ok(volume::hold(hold).await)
         }
         Request::Quiesce(quiesce) => ok(quiesce::quiesce(agent, &quiesce).await),
         Request::Freeze(freeze) => ok(agent.freeze(freeze).await),

@@ -43,6 +43,19 @@ pub fn add_entropy(bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Writes a file system out as a clean unmount does and holds further writes (`FIFREEZE`), or lets them go on.
+pub fn hold_writes(mount: &std::path::Path, held: bool) -> io::Result<()> {
+    const FIFREEZE: libc::c_ulong = 0xc004_5877;
+    const FITHAW: libc::c_ulong = 0xc004_5878;
+    let directory = std::fs::File::open(mount)?;
+    let request = if held { FIFREEZE } else { FITHAW };
+    // SAFETY: neither request reads or writes memory of the caller.
+    if unsafe { libc::ioctl(directory.as_raw_fd(), request, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Tells the disk under a mount point which of its blocks are free.
 pub fn trim(mount: &str) -> io::Result<()> {
     const FITRIM: libc::c_ulong = 0xc018_5879;

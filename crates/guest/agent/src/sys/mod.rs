@@ -17,7 +17,7 @@ pub use interface::{
     add_address6, add_default_route6, address4, link_up, mac, set_address4, set_default_route4,
     set_mac, set_mtu,
 };
-pub use kernel::{add_entropy, set_hostname, trim};
+pub use kernel::{add_entropy, hold_writes, set_hostname, trim};
 pub use process::{
     ChildSetup, Reaped, anybody_else, prepare_child, raise_priority, reap_one, signal_everybody,
 };

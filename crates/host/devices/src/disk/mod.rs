@@ -4,6 +4,7 @@
 //! the top one is written ([`LayeredDisk`]). All calls are synchronous and come from the disk thread, or from
 //! the control thread while the disk thread is stopped.
 
+mod empty;
 mod layer;
 mod layered;
 mod map;
@@ -15,6 +16,7 @@ use std::io;
 use forkd_formats::layer::LayerError;
 use thiserror::Error;
 
+pub use empty::EmptyDisk;
 pub use forkd_formats::layer::{BLOCK, LayerHeader, MAX_DISK, SECTOR};
 pub use layer::Layer;
 pub use layered::{DiskStack, LayeredDisk};
@@ -100,6 +102,9 @@ pub enum DiskError {
         /// Size of the rest.
         disk: u64,
     },
+    /// A disk is attached where there is one already.
+    #[error("the slot has a disk")]
+    InUse,
     /// The disk has no layers.
     #[error("a disk that is written in place, or only read, takes no layer")]
     NoLayers,
@@ -114,9 +119,13 @@ impl DiskError {
     }
 }
 
-/// Opens a disk: a raw image, written in place or only read, or layers over one, oldest first.
+/// Opens a disk: a raw image, written in place or only read, or layers over one, oldest first. An empty file without
+/// layers is the place of a disk that is attached later.
 pub fn open(base: File, layers: Vec<File>, read_only: bool) -> Result<Box<dyn Disk>, DiskError> {
     if layers.is_empty() {
+        if !read_only && file_size(&base)? == 0 {
+            return Ok(Box::new(EmptyDisk));
+        }
         return Ok(Box::new(RawDisk::open(base, read_only)?));
     }
     let top = layers.len() - 1;

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use forkd_devices::bus::{Bus, BusError};
+use forkd_devices::disk::Disk;
 use forkd_devices::legacy::{Console, SERIAL_BASE, SERIAL_IRQ, SERIAL_LEN, Serial};
 use forkd_devices::virtio::balloon::Balloon;
 use forkd_devices::virtio::block::Block;
@@ -344,18 +345,37 @@ impl DeviceSet {
             .map_err(backend(slot))
     }
 
+    /// Gives an empty disk slot its disk and tells the guest of the new size.
+    pub fn attach_disk(
+        &self,
+        number: u8,
+        spec: &DiskSpec,
+        fds: &mut Fds,
+    ) -> Result<(), DeviceSetError> {
+        let slot = DeviceSlot::Disk(number);
+        let disk = open_disk(slot, spec, fds)?;
+        let (_, transport) = self.slot(slot)?;
+        transport
+            .with(|block: &mut Block| block.attach(disk, &spec.serial))
+            .ok_or(DeviceSetError::Absent { slot })?
+            .map_err(backend(slot))?;
+        transport.interrupt().config_change();
+        Ok(())
+    }
+
     /// Presses the power button.
     pub fn press_power_button(&self) {
         let _ = self.power_button.signal();
     }
 
-    /// The writable disks, in slot order.
+    /// The writable disks, in slot order. A slot that waits for its disk is not among them.
     pub fn writable_disks(&self) -> Vec<&Arc<MmioTransport>> {
         self.slots
             .iter()
             .filter(|slot| {
                 matches!(slot.slot(), DeviceSlot::Disk(_))
-                    && slot.with(|block: &mut Block| !block.read_only()) == Some(true)
+                    && slot.with(|block: &mut Block| !block.read_only() && !block.is_empty())
+                        == Some(true)
             })
             .collect()
     }
@@ -448,14 +468,22 @@ fn net_backend(
 }
 
 fn build_disk(slot: DeviceSlot, spec: &DiskSpec, fds: &mut Fds) -> Result<Block, DeviceSetError> {
+    let disk = open_disk(slot, spec, fds)?;
+    Block::new(disk, &spec.serial, spec.rate).map_err(backend(slot))
+}
+
+fn open_disk(
+    slot: DeviceSlot,
+    spec: &DiskSpec,
+    fds: &mut Fds,
+) -> Result<Box<dyn Disk>, DeviceSetError> {
     let base = fds.file(spec.base)?;
     let layers = spec
         .layers
         .iter()
         .map(|index| fds.file(*index))
         .collect::<Result<Vec<_>, _>>()?;
-    let disk = forkd_devices::disk::open(base, layers, spec.read_only).map_err(backend(slot))?;
-    Block::new(disk, &spec.serial, spec.rate).map_err(backend(slot))
+    forkd_devices::disk::open(base, layers, spec.read_only).map_err(backend(slot))
 }
 
 fn slot_name(slot: DeviceSlot) -> String {

@@ -274,6 +274,7 @@ impl Session {
                 | Command::Rollback(_)
                 | Command::DropCheckpoint { .. }
                 | Command::MergedLayer { .. }
+                | Command::AttachDisk { .. }
         );
         if in_turn && self.writing.is_some() {
             if self.later.len() >= MAX_WAITING {
@@ -329,6 +330,11 @@ impl Session {
                     };
                     wire_error(code, &error)
                 })
+            }),
+            Command::AttachDisk { slot, disk } => self.with_machine(|m| {
+                m.devices()
+                    .attach_disk(slot, &disk, &mut fds)
+                    .map_err(|e| wire_error(VmmErrorCode::BadRequest, &e))
             }),
             Command::PowerButton => self.with_machine(|m| {
                 m.press_power_button();

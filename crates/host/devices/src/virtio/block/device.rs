@@ -41,14 +41,10 @@ pub struct Block {
 impl Block {
     /// A device for a disk. Of the serial number the guest sees the first 20 bytes.
     pub fn new(disk: Box<dyn Disk>, serial: &str, rate: RateLimit) -> io::Result<Self> {
-        let mut padded = [0; SERIAL_LEN];
-        for (to, from) in padded.iter_mut().zip(serial.bytes()) {
-            *to = from;
-        }
         let block = Self {
             active: None,
             disk,
-            serial: padded,
+            serial: padded(serial),
             limiter: RateLimiter::new(rate)?,
             bounce: Vec::new(),
             metrics: Arc::default(),
@@ -60,6 +56,23 @@ impl Block {
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
         self.disk.read_only()
+    }
+
+    /// Whether the device is the place of a disk that is attached later.
+    pub fn is_empty(&self) -> bool {
+        self.disk.size() == 0
+    }
+
+    /// Gives an empty device its disk. The guest has agreed to the features of a writable disk, so the disk is one. The
+    /// caller tells the guest of the new size.
+    pub fn attach(&mut self, disk: Box<dyn Disk>, serial: &str) -> Result<(), DiskError> {
+        if !self.is_empty() || disk.read_only() {
+            return Err(DiskError::InUse);
+        }
+        self.disk = disk;
+        self.serial = padded(serial);
+        self.measure();
+        Ok(())
     }
 
     /// Does the fallible part of [`Block::push_layer`].
@@ -132,6 +145,15 @@ impl Block {
         put(56, &[1]);
         config
     }
+}
+
+/// The serial number as the guest reads it.
+fn padded(serial: &str) -> [u8; SERIAL_LEN] {
+    let mut padded = [0; SERIAL_LEN];
+    for (to, from) in padded.iter_mut().zip(serial.bytes()) {
+        *to = from;
+    }
+    padded
 }
 
 impl VirtioDevice for Block {

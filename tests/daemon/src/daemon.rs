@@ -7,7 +7,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use forkd_api::{CreateSandboxes, CreateSnapshot, CreateToken, Role, SandboxInfo, SnapshotInfo};
+use forkd_api::{
+    CreateSandboxes, CreateSnapshot, CreateToken, Role, SandboxInfo, SnapshotInfo, VolumeMount,
+};
 use forkd_rest_client::{Client, Error, Target};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -323,6 +325,15 @@ impl Daemon {
 
     /// Builds a parent whose file `/mark` holds the line `parent`.
     pub async fn parent(&self, tag: &str) -> Result<SnapshotInfo, Error> {
+        self.parent_with(tag, Vec::new()).await
+    }
+
+    /// The same with volumes.
+    pub async fn parent_with(
+        &self,
+        tag: &str,
+        volumes: Vec<VolumeMount>,
+    ) -> Result<SnapshotInfo, Error> {
         let line = "echo parent > /mark";
         let warmup = ["sh", "-c", line].map(str::to_owned).to_vec();
         let file = |name: &str| {
@@ -345,6 +356,7 @@ impl Daemon {
         let request = CreateSnapshot {
             tag: tag.to_owned(),
             warmup,
+            volumes,
             ..request
         };
         self.client.create_snapshot(&request).await

@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use forkd_api::{SandboxState, WorkspaceStatus};
+use forkd_api::{
+    CreateSandboxes, CreateVolume, ErrorCode, SandboxState, VolumeMode, VolumeMount,
+    WorkspaceStatus,
+};
 use forkd_daemon_tests::{Daemon, Options, Sandbox, programs};
 
 /// A tag of the archive, a file in its guest, and the content of that file.
@@ -64,6 +67,7 @@ async fn commit_380817d() {
         let child = daemon.child(tag).await;
         assert_eq!(child.read(path).await.unwrap(), content, "{tag}");
     }
+    no_room_for_volumes(&daemon).await;
     let listed = daemon.sandboxes().await;
     let gone = listed
         .iter()
@@ -80,6 +84,28 @@ async fn commit_380817d() {
     assert_eq!(sandbox.read("/state").await.unwrap(), "workspace");
     client.delete_workspace("workspace").await.unwrap();
     daemon.ends_clean().await;
+}
+
+/// Machines of that version have no device that a volume could be attached to.
+async fn no_room_for_volumes(daemon: &Daemon) {
+    let volume = CreateVolume {
+        name: "data".into(),
+        size_mib: 16,
+    };
+    daemon.client().create_volume(&volume).await.unwrap();
+    let request = CreateSandboxes {
+        snapshot_tag: SNAPSHOTS[0].0.into(),
+        volumes: vec![VolumeMount {
+            name: volume.name,
+            path: "/data".into(),
+            mode: VolumeMode::Rw,
+        }],
+        ..CreateSandboxes::default()
+    };
+    let refused = daemon.client().spawn(&request).await.unwrap_err();
+    assert_eq!(refused.code(), Some(ErrorCode::Unsupported));
+    assert!(refused.hint().is_some_and(|hint| hint.contains("freeze")));
+    daemon.client().delete_volume("data").await.unwrap();
 }
 
 #[tokio::test]

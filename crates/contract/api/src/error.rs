@@ -91,6 +91,12 @@ pub enum ErrorCode {
     ProcessNotFound,
     /// The file does not exist, on the host or in the guest.
     FileNotFound,
+    /// The volume does not exist.
+    VolumeNotFound,
+    /// A sandbox writes the volume.
+    VolumeInUse,
+    /// The volume has changed since it was cloned.
+    VolumeConflict,
     /// The name is in use.
     AlreadyExists,
     /// The snapshot is still being written.
@@ -175,6 +181,9 @@ impl ErrorCode {
         Self::CheckpointNotFound,
         Self::ProcessNotFound,
         Self::FileNotFound,
+        Self::VolumeNotFound,
+        Self::VolumeInUse,
+        Self::VolumeConflict,
         Self::AlreadyExists,
         Self::SnapshotNotReady,
         Self::SnapshotBroken,
@@ -233,6 +242,9 @@ impl ErrorCode {
             Self::CheckpointNotFound => "checkpoint_not_found",
             Self::ProcessNotFound => "process_not_found",
             Self::FileNotFound => "file_not_found",
+            Self::VolumeNotFound => "volume_not_found",
+            Self::VolumeInUse => "volume_in_use",
+            Self::VolumeConflict => "volume_conflict",
             Self::AlreadyExists => "already_exists",
             Self::SnapshotNotReady => "snapshot_not_ready",
             Self::SnapshotBroken => "snapshot_broken",

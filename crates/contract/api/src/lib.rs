@@ -24,6 +24,7 @@ mod sandboxes;
 mod snapshots;
 mod status;
 mod tokens;
+mod volumes;
 mod workspaces;
 
 pub use branch::{BranchMode, BranchRequest};
@@ -64,6 +65,7 @@ pub use snapshots::{
 };
 pub use status::{DaemonStatus, Health, Isolation, MissingWall, Version};
 pub use tokens::{CreateToken, CreatedToken, Role, TokenInfo, UnknownRole};
+pub use volumes::{CreateVolume, VolumeInfo, VolumeMode, VolumeMount};
 pub use workspaces::{CreateWorkspace, SuspendRequest, WorkspaceInfo, WorkspaceStatus};
 
 /// Value of `api` in [`Version`].

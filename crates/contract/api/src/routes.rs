@@ -112,6 +112,14 @@ routes! {
     BUILDS = "/v1/builds";
     /// `GET` describes, `DELETE` removes.
     IMAGE = "/v1/images/{name}";
+    /// `GET` lists, `POST` creates.
+    VOLUMES = "/v1/volumes";
+    /// `GET` describes, `DELETE` removes.
+    VOLUME = "/v1/volumes/{name}";
+    /// `POST` creates the volume from an ext4 image in the body.
+    VOLUME_IMAGE = "/v1/volumes/{name}/image";
+    /// `POST` makes what the sandbox has in the volume its content.
+    VOLUME_COMMIT = "/v1/sandboxes/{id}/volumes/{name}/commit";
     /// `GET` lists those that are remembered.
     OPERATIONS = "/v1/operations";
     /// `GET` waits with `?wait_secs=`, `DELETE` cancels.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ErrorBody, LimitsRequest, NetworkPolicy, NetworkRequest, PortRequest};
+use crate::{ErrorBody, LimitsRequest, NetworkPolicy, NetworkRequest, PortRequest, VolumeMount};
 
 /// Body of `POST /v1/sandboxes`: start children of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -66,6 +66,10 @@ pub struct CreateSandboxes {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 64)]
     pub ports: Vec<PortRequest>,
+    /// Volumes of each child, at most 3 *(extension)*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 3)]
+    pub volumes: Vec<VolumeMount>,
 }
 
 impl Default for CreateSandboxes {
@@ -86,6 +90,7 @@ impl Default for CreateSandboxes {
             env: BTreeMap::new(),
             metadata: BTreeMap::new(),
             ports: Vec::new(),
+            volumes: Vec::new(),
         }
     }
 }
@@ -204,6 +209,9 @@ pub struct SandboxInfo {
     /// Who owns it *(extension)*.
     #[serde(default)]
     pub owner: String,
+    /// Volumes of the sandbox *(extension)*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeMount>,
 }
 
 /// Resource usage of a sandbox: an entry of `GET /v1/stats` *(extension)*.

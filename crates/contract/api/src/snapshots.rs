@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::VolumeMount;
+
 /// State of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -157,6 +159,10 @@ pub struct CreateSnapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 16, pattern = "^[a-z0-9-]+$")]
     pub engine: Option<String>,
+    /// Volumes of the parent, at most 3, in the mode `ro` or `clone`. Every child gets a private copy *(extension)*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 3)]
+    pub volumes: Vec<VolumeMount>,
 }
 
 impl Default for CreateSnapshot {
@@ -178,6 +184,7 @@ impl Default for CreateSnapshot {
             wait: true,
             labels: BTreeMap::new(),
             engine: None,
+            volumes: Vec::new(),
         }
     }
 }

@@ -175,6 +175,7 @@ impl Bases<'_> {
 
     async fn make(&self, image: &Tag, tag: &Tag) -> Result<(), Error> {
         let request = BuildRequest {
+            volumes: Vec::new(),
             disk: Disk::Image(image.clone()),
             engine: None,
             kernel: None,

@@ -76,6 +76,7 @@ impl Machine {
             metadata: BTreeMap::new(),
             ports: PortsRecord::default(),
             per_child_netns: false,
+            volumes: Vec::new(),
             workspace: None,
             id: None,
         };

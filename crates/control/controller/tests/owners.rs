@@ -15,7 +15,10 @@ use forkd_sandboxes::config::Config;
 use forkd_sandboxes::owners::Ownership;
 use forkd_sandboxes::sandbox::birth::Birth;
 use forkd_sandboxes::sandbox::{SandboxHandle, owner};
-use forkd_sandboxes::state::{RECORD_VERSION, SandboxRecord, WorkspaceRecord};
+use forkd_sandboxes::state::{
+    RECORD_VERSION, SandboxRecord, VOLUME_VERSION, VolumeRecord, WorkspaceRecord,
+};
+use forkd_store::Manifest;
 use forkd_types::Tag;
 use futures::StreamExt;
 use published::publish;
@@ -49,6 +52,7 @@ const NO_SNAPSHOT: Finds = Nothing(ErrorCode::SnapshotNotFound);
 const NO_IMAGE: Finds = Nothing(ErrorCode::ImageNotFound);
 const NO_OPERATION: Finds = Nothing(ErrorCode::OperationNotFound);
 const NO_SPACE: Finds = Nothing(ErrorCode::WorkspaceNotFound);
+const NO_VOLUME: Finds = Nothing(ErrorCode::VolumeNotFound);
 
 /// Every route, a request to it for something of another owner, and what comes of it. Deletions are last.
 const TABLE: &[(&str, &str, &str, Finds)] = &[
@@ -305,6 +309,22 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
         "",
         NO_SANDBOX,
     ),
+    (
+        "POST",
+        "/v1/sandboxes/{id}/volumes/{name}/commit",
+        "",
+        NO_SANDBOX,
+    ),
+    ("GET", "/v1/volumes", "", Others),
+    (
+        "POST",
+        "/v1/volumes",
+        r#"{"name": "secret-space", "size_mib": 8}"#,
+        Taken,
+    ),
+    ("POST", "/v1/volumes/{name}/image", "", Taken),
+    ("GET", "/v1/volumes/{name}", "", NO_VOLUME),
+    ("DELETE", "/v1/volumes/{name}", "", NO_VOLUME),
     ("GET", "/v1/workspaces", "", Others),
     (
         "POST",
@@ -382,6 +402,7 @@ impl Daemon {
         };
         app.db.put_workspace(space).await.unwrap();
         private_image(&app);
+        private_volume(&app, &manifest).await;
         let (operation, _) = app.operations.begin("a", "secret-image:1", None).unwrap();
         let operation = operation.info().id;
         Self {
@@ -436,6 +457,24 @@ fn private_image(app: &App) {
         "schema": 1, "asked": ["secret-image:1"], "owners": ["a"], "public": false, "created_at_unix": 1,
     });
     std::fs::write(folder.join("origin.json"), origin.to_string()).unwrap();
+}
+
+/// A volume of "a". It has the name of the workspace.
+async fn private_volume(app: &App, manifest: &Manifest) {
+    let record = VolumeRecord {
+        version: VOLUME_VERSION,
+        id: 1,
+        name: SPACE.parse().unwrap(),
+        owner: "a".into(),
+        created_at_unix: 1,
+        bytes: 8 << 20,
+        base: manifest.state,
+        layers: Vec::new(),
+        generation: 1,
+        clean: true,
+        writer: None,
+    };
+    app.volumes.add(&app.store, record).await.unwrap();
 }
 
 fn code(text: &str) -> Value {
@@ -775,4 +814,22 @@ async fn a_private_image_can_be_used_and_removed_by_its_owner_only() {
     let (status, text) = daemon.send(&a, "DELETE", "/v1/images/{name}", "").await;
     assert_eq!(status, 204, "{text}");
     assert!(!daemon.app.store.layout().images().join(SPACE).exists());
+}
+
+/// A snapshot that everyone may use does not give away volumes of its owner.
+#[tokio::test]
+async fn a_sandbox_does_not_get_a_volume_of_another_owner() {
+    let daemon = Daemon::new().await;
+    let b = daemon.token("b", "b", Role::Use).await;
+    for mode in ["rw", "ro", "clone"] {
+        let body = json!({
+            "snapshot_tag": SHARED,
+            "volumes": [{"name": SPACE, "path": "/data", "mode": mode}],
+        });
+        let (status, text) = daemon
+            .send(&b, "POST", "/v1/sandboxes", &body.to_string())
+            .await;
+        assert_eq!(status, 404, "{text}");
+        assert_eq!(code(&text), "volume_not_found");
+    }
 }

@@ -40,6 +40,7 @@ fn children(manifest: &Manifest, count: usize) -> CreateRequest {
         id: None,
         ports: Default::default(),
         per_child_netns: false,
+        volumes: Vec::new(),
     }
 }
 

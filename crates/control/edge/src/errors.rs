@@ -35,10 +35,13 @@ pub fn status(code: ErrorCode) -> StatusCode {
         | C::TokenNotFound
         | C::NodeNotFound
         | C::CheckpointNotFound
+        | C::VolumeNotFound
         | C::ProcessNotFound
         | C::FileNotFound => StatusCode::NOT_FOUND,
         C::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         C::AlreadyExists
+        | C::VolumeInUse
+        | C::VolumeConflict
         | C::SnapshotNotReady
         | C::SnapshotBroken
         | C::SnapshotIncompatible

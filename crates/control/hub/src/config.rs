@@ -10,13 +10,17 @@ use crate::index::BlobMap;
 use crate::limits;
 use crate::manifest::{bounded, parse, to_bytes};
 
-/// The version of the configuration.
-pub const SCHEMA: u32 = 1;
+/// The version of the configuration. Version 2 added `spare_disks`.
+pub const SCHEMA: u32 = 2;
+/// The oldest version that is read.
+const OLDEST: u32 = 1;
+/// The most disks of a machine, those in empty slots included.
+const MAX_DISKS: usize = 4;
 
 /// A frozen machine in portable form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// The version, [`SCHEMA`].
+    /// The version: [`SCHEMA`], or an earlier one in an artifact of an earlier program.
     pub schema: u32,
     /// Name that the publisher gave.
     pub name: String,
@@ -41,6 +45,13 @@ pub struct Config {
     /// The parent was booted from the base of its disks, so it can be booted from there again.
     pub booted: bool,
     pub versions: Versions,
+    /// Empty disk slots behind the disks, which the state knows of.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spare_disks: u8,
+}
+
+fn is_zero(count: &u8) -> bool {
+    *count == 0
 }
 
 /// The CPU that the guest saw.
@@ -109,11 +120,11 @@ impl Config {
             schema: u32,
         }
         let probe: Probe = parse(bytes, "the configuration")?;
-        if probe.schema != SCHEMA {
+        if !(OLDEST..=SCHEMA).contains(&probe.schema) {
             return Err(HubError::Version {
                 what: "a configuration of schema",
                 found: probe.schema.to_string(),
-                known: SCHEMA.to_string(),
+                known: format!("{OLDEST} to {SCHEMA}"),
             });
         }
         let config: Self = parse(bytes, "the configuration")?;
@@ -127,6 +138,8 @@ impl Config {
 
     fn check(&self) -> Result<(), HubError> {
         bounded("blobs", self.blobs.len() as u64, limits::BLOBS as u64)?;
+        let disks = self.disks.len() + usize::from(self.spare_disks);
+        bounded("disks", disks as u64, MAX_DISKS as u64)?;
         for blob in &self.blobs {
             bounded("bytes in a blob", blob.bytes, limits::BLOB)?;
         }
@@ -219,6 +232,7 @@ pub(crate) mod tests {
             source: Source::default(),
             booted: true,
             versions: Versions::default(),
+            spare_disks: 0,
         }
     }
 
@@ -235,7 +249,9 @@ pub(crate) mod tests {
             change(&mut bad);
             assert!(Config::parse(&bad.to_bytes()).is_err(), "{bad:?}");
         };
-        refused(&|c| c.schema = 2);
+        refused(&|c| c.schema = SCHEMA + 1);
+        refused(&|c| c.schema = OLDEST - 1);
+        refused(&|c| c.spare_disks = 4);
         refused(&|c| c.state = 3);
         refused(&|c| c.memory.layers = vec![9]);
         refused(&|c| c.memory.index = Some(3));

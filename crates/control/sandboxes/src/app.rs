@@ -22,12 +22,14 @@ use crate::launch::{Demand, Dirs, Launcher, NetLauncher};
 use crate::limits::{CutSlot, Limits};
 use crate::netns::Namespaces;
 use crate::ops::images::{self, Operations};
+use crate::ops::volumes::{self, Run};
 use crate::ops::writing::WritingTags;
 use crate::owners::SnapshotOwners;
 use crate::private::{passage_dir, private_dir};
 use crate::sandbox::{Registry, SandboxHandle};
 use crate::state::{Db, SandboxRecord};
 use crate::touched::{self, Touched};
+use crate::volumes::Volumes;
 
 /// The state of the daemon that every request shares.
 #[derive(Debug)]
@@ -53,6 +55,8 @@ pub struct App {
     pub limits: Limits,
     /// Who owns which snapshot.
     pub owners: SnapshotOwners,
+    /// Disks that outlive sandboxes.
+    pub volumes: Volumes,
     /// Children that may be starting at once.
     pub start_slots: Semaphore,
     /// How many shells recent bursts needed.
@@ -113,6 +117,7 @@ impl App {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let limits = Limits::new(&config);
         let owners = SnapshotOwners::open(&db).context("the owners of snapshots cannot be read")?;
+        let volumes = Volumes::open(&db, &store).context("the volumes cannot be read")?;
         let app = Arc::new_cyclic(|weak: &Weak<Self>| Self {
             config,
             db,
@@ -136,6 +141,7 @@ impl App {
             }),
             limits,
             owners,
+            volumes,
             start_slots: Semaphore::new(starts_at_once(cpus)),
             demand: Demand::default(),
             stopping: CancellationToken::new(),
@@ -272,17 +278,25 @@ impl App {
             }
             tokio::time::sleep(KILL_AGAIN).await;
         }
-        if let Err(error) = self.db.delete_sandboxes(vec![id.clone()]).await {
+        // Before the record and the files go: a daemon that dies now does it at its next start.
+        let whole = volumes::take_back(self, &sandbox.record(), Run::Over).await;
+        if whole && let Err(error) = self.db.delete_sandboxes(vec![id.clone()]).await {
             tracing::error!(sandbox = %id, error = chain(&error), "not written down");
         }
-        drop(lease);
+        match whole {
+            true => drop(lease),
+            false => self.volumes.keep(lease),
+        }
         if let Some(name) = sandbox.record().netns {
             self.namespaces.remove(&name).await;
         }
         let cleanup = {
             let id = id.clone();
             self.blocking(move |app| {
-                app.dirs.remove(&id);
+                // What a sandbox wrote to a volume is not lost because the disk is full now.
+                if whole {
+                    app.dirs.remove(&id);
+                }
                 // Blobs that came free go with the next periodic collection.
                 Ok(())
             })

@@ -31,3 +31,4 @@ pub mod sandbox;
 pub mod state;
 pub mod touched;
 pub mod trace;
+pub mod volumes;

@@ -56,7 +56,7 @@ pub use layout::Layout;
 pub use lease::Lease;
 pub use manifest::{
     BlobRef, Cpu, DiskManifest, MAX_CHAIN, Manifest, ManifestError, MemoryManifest, Origin, Parent,
-    SCHEMA, Source, Versions,
+    SCHEMA, Source, Versions, VolumeClone,
 };
 pub use merge::{MergeError, merge_layers};
 pub use sparse::{Sizes, copy_part, sizes};

@@ -6,8 +6,10 @@ use forkd_types::{Digest, Engine, Tag};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The version of the manifest.
-pub const SCHEMA: u32 = 2;
+/// The version of the manifest. Version 3 added `spare_disks` and `volumes`.
+pub const SCHEMA: u32 = 3;
+/// The oldest version that is read.
+const OLDEST: u32 = 2;
 /// The longest chain of parents.
 pub const MAX_CHAIN: usize = 64;
 /// The largest manifest that is read.
@@ -28,7 +30,7 @@ pub enum ManifestError {
     #[error("it does not parse")]
     Parse(#[source] serde_json::Error),
     /// Another version of the manifest.
-    #[error("it has schema {found}, this program knows {SCHEMA}")]
+    #[error("it has schema {found}, this program reads {OLDEST} to {SCHEMA}")]
     Schema { found: u32 },
     /// The manifest names another tag than its directory.
     #[error("it is the manifest of {found}")]
@@ -42,7 +44,7 @@ pub enum ManifestError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The version, always [`SCHEMA`].
+    /// The version: [`SCHEMA`], or an earlier one in the manifest of an earlier program.
     pub schema: u32,
     pub tag: Tag,
     /// When it was made.
@@ -72,6 +74,31 @@ pub struct Manifest {
     /// Labels of the user.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Empty disk slots behind the disks, which volumes are attached to.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spare_disks: u8,
+    /// Disks that are clones of volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeClone>,
+}
+
+fn is_zero(count: &u8) -> bool {
+    *count == 0
+}
+
+/// A disk that is a clone of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeClone {
+    pub name: Tag,
+    /// Where the guest has it mounted.
+    pub path: String,
+    /// Number of the disk.
+    pub slot: usize,
+    /// ID of the volume that was cloned.
+    pub volume: u64,
+    /// The generation of the volume that was cloned.
+    pub generation: u64,
 }
 
 /// CPU model that the guest sees.
@@ -207,7 +234,7 @@ impl Manifest {
             schema: u32,
         }
         let probe: Probe = serde_json::from_slice(bytes).map_err(ManifestError::Parse)?;
-        if probe.schema != SCHEMA {
+        if !(OLDEST..=SCHEMA).contains(&probe.schema) {
             return Err(ManifestError::Schema {
                 found: probe.schema,
             });
@@ -225,6 +252,10 @@ impl Manifest {
     fn check(&self) -> Result<(), ManifestError> {
         let range = |good: bool, what| good.then_some(()).ok_or(ManifestError::OutOfRange { what });
         let memory = u64::from(self.memory_mib) << 20;
+        range(
+            self.schema >= SCHEMA || self.spare_disks == 0 && self.volumes.is_empty(),
+            "schema",
+        )?;
         range((1..=1 << 20).contains(&self.memory_mib), "memory_mib")?;
         range((1..=32).contains(&self.vcpus), "vcpus")?;
         range(
@@ -239,7 +270,14 @@ impl Manifest {
             self.memory.index.is_some() || self.memory.layers.iter().all(|l| l.bytes == memory),
             "memory.layers.bytes",
         )?;
-        range(self.disks.len() <= 4, "disks")?;
+        range(
+            self.disks.len() + usize::from(self.spare_disks) <= 4,
+            "disks",
+        )?;
+        range(
+            self.volumes.iter().all(|v| v.slot < self.disks.len()),
+            "volumes.slot",
+        )?;
         range(
             self.disks
                 .iter()
@@ -318,6 +356,8 @@ pub(crate) mod tests {
             origin: Origin::Boot { ready_us: 5 },
             versions: Versions::default(),
             labels: BTreeMap::new(),
+            spare_disks: 0,
+            volumes: Vec::new(),
         }
     }
 
@@ -350,7 +390,10 @@ pub(crate) mod tests {
             change(&mut bad);
             assert!(Manifest::parse(&tag, &bad.to_bytes()).is_err(), "{bad:?}");
         };
-        refused(&|m| m.schema = SCHEMA - 1);
+        refused(&|m| m.schema = OLDEST - 1);
+        refused(&|m| (m.schema, m.spare_disks) = (OLDEST, 1));
+        refused(&|m| m.spare_disks = 4);
+        refused(&|m| m.volumes.push(volume(1)));
         refused(&|m| m.schema = SCHEMA + 1);
         refused(&|m| m.tag = "b".parse().unwrap());
         refused(&|m| m.vcpus = 0);
@@ -358,6 +401,33 @@ pub(crate) mod tests {
         refused(&|m| m.memory.layers.clear());
         refused(&|m| m.memory.layers.push(m.memory.layers[0]));
         refused(&|m| m.disks[0].serial = "x".repeat(21));
+    }
+
+    fn volume(slot: usize) -> VolumeClone {
+        VolumeClone {
+            name: "data".parse().unwrap(),
+            path: "/data".into(),
+            slot,
+            volume: 7,
+            generation: 1,
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_the_version_before_is_read_as_it_is() {
+        let tag: Tag = "a".parse().unwrap();
+        let old = Manifest {
+            schema: OLDEST,
+            ..example("a")
+        };
+        let read = Manifest::parse(&tag, &old.to_bytes()).unwrap();
+        assert_eq!((read.digest(), read.spare_disks), (old.digest(), 0));
+        let new = Manifest {
+            spare_disks: 3,
+            volumes: vec![volume(0)],
+            ..example("a")
+        };
+        assert_eq!(Manifest::parse(&tag, &new.to_bytes()).unwrap(), new);
     }
 
     proptest! {

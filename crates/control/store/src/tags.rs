@@ -99,9 +99,17 @@ impl Store {
     /// Makes the blobs of a manifest durable, and with them the manifest and its name in the staging directory, by one
     /// call that syncs the file system.
     fn make_durable(&self, manifest: &Manifest, written: u64) -> Result<(), StoreError> {
+        self.sync_blobs(manifest.digests(), written)
+    }
+
+    fn sync_blobs(
+        &self,
+        digests: impl IntoIterator<Item = Digest>,
+        written: u64,
+    ) -> Result<(), StoreError> {
         let (fresh, oldest) = {
             let blobs = self.blobs.lock();
-            let digests = manifest.digests();
+            let digests = digests.into_iter();
             let fresh: Vec<Digest> = digests.filter(|digest| !blobs.is_durable(digest)).collect();
             let epochs = fresh.iter().filter_map(|digest| blobs.epoch(digest));
             let oldest = epochs.chain([written]).min().unwrap_or(written);
@@ -115,6 +123,11 @@ impl Store {
             self.blobs.lock().set_synced(&digest, sizes);
         }
         Ok(())
+    }
+
+    /// Makes blobs durable that no tag names, such as those of a volume. The caller has a lease on them.
+    pub fn sync(&self, digests: impl IntoIterator<Item = Digest>) -> Result<(), StoreError> {
+        self.sync_blobs(digests, self.syncer.epoch())
     }
 
     fn leased(&self, manifest: Arc<Manifest>) -> Published {

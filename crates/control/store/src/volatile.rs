@@ -54,6 +54,11 @@ impl Store {
         self.volatile.lock().0.insert(name, Arc::new(file));
     }
 
+    /// Whether a name is one of volatile content.
+    pub fn is_volatile(&self, name: &Digest) -> bool {
+        self.volatile.lock().0.contains_key(name)
+    }
+
     /// Another descriptor of volatile content; `None` if the name is not one of volatile content.
     pub fn open_volatile(&self, name: &Digest) -> Result<Option<File>, StoreError> {
         let file = self.volatile.lock().get(name);

@@ -35,6 +35,9 @@ pub async fn sandboxes(nodes: &Nodes, request: Request) -> Answer<Response> {
         return pass::with_body(nodes, &own::any(nodes)?, &parts, encode(&body)).await;
     };
     let holders = own::holders(nodes, &tag).await?;
+    if has_volumes(&body) {
+        return on_node_of_volumes(nodes, &holders, &parts, &encode(&body)).await;
+    }
     let count = body.get("n").and_then(Value::as_u64).unwrap_or(1);
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     if let Some(key) = key(&parts) {
@@ -121,6 +124,46 @@ async fn first_that_takes(
     last.unwrap_or_else(|| own::any(nodes).map(|_| StatusCode::SERVICE_UNAVAILABLE.into_response()))
 }
 
+fn has_volumes(body: &Value) -> bool {
+    let volumes = body.get("volumes").and_then(Value::as_array);
+    volumes.is_some_and(|volumes| !volumes.is_empty())
+}
+
+/// Starts children with volumes, which belong to one node: the first holder of the snapshot that knows the volumes.
+async fn on_node_of_volumes(
+    nodes: &Nodes,
+    holders: &[NodeName],
+    parts: &Parts,
+    body: &Bytes,
+) -> Answer<Response> {
+    let mut last = None;
+    for node in holders {
+        let answer = pass::with_body(nodes, node, parts, body.clone()).await?;
+        if answer.status() != StatusCode::NOT_FOUND {
+            return Ok(answer);
+        }
+        let (code, answer) = code_of(answer).await;
+        if code != Some(ErrorCode::VolumeNotFound) {
+            return Ok(answer);
+        }
+        last = Some(answer);
+    }
+    match last {
+        Some(answer) => Ok(answer),
+        None => own::any(nodes).map(|_| StatusCode::SERVICE_UNAVAILABLE.into_response()),
+    }
+}
+
+/// The code in the body of a refusal, and the refusal.
+async fn code_of(answer: Response) -> (Option<ErrorCode>, Response) {
+    let (parts, body) = answer.into_parts();
+    let Ok(body) = to_bytes(body, MAX_BODY).await else {
+        return (None, parts.status.into_response());
+    };
+    let code = serde_json::from_slice::<ErrorBody>(&body).map(|body| body.code);
+    (code.ok(), Response::from_parts(parts, body.into()))
+}
+
 enum Outcome {
     Done(Answer<Response>),
     /// The next node may take it.
@@ -133,15 +176,10 @@ async fn refused_for_room(answer: Answer<Response>) -> Outcome {
         Ok(answer) if answer.status() == StatusCode::SERVICE_UNAVAILABLE => answer,
         other => return Outcome::Done(other),
     };
-    let (parts, body) = answer.into_parts();
-    let Ok(body) = to_bytes(body, MAX_BODY).await else {
-        return Outcome::Done(Ok(parts.status.into_response()));
-    };
-    let code = serde_json::from_slice::<ErrorBody>(&body).map(|body| body.code);
-    let answer = Ok(Response::from_parts(parts, body.into()));
+    let (code, answer) = code_of(answer).await;
     match code {
-        Ok(ErrorCode::LimitReached | ErrorCode::ShuttingDown) => Outcome::NoRoom(answer),
-        _ => Outcome::Done(answer),
+        Some(ErrorCode::LimitReached | ErrorCode::ShuttingDown) => Outcome::NoRoom(Ok(answer)),
+        _ => Outcome::Done(Ok(answer)),
     }
 }
 

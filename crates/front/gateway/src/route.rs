@@ -87,7 +87,7 @@ pub fn route(method: &Method, path: &str) -> Result<Route, Failure> {
         | ["v1", "node"]
         | [
             "v1",
-            "builds" | "hub" | "images" | "operations" | "store" | "tokens",
+            "builds" | "hub" | "images" | "operations" | "store" | "tokens" | "volumes",
             ..,
         ] => Route::PerNode,
         _ => {

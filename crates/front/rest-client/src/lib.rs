@@ -35,6 +35,7 @@ mod target;
 mod terminal;
 mod tokens;
 mod transport;
+mod volumes;
 
 pub use error::Error;
 pub use stream::Frames;

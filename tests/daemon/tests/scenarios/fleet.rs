@@ -5,7 +5,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use forkd_api::{CreateSandboxes, ErrorCode, SandboxInfo, SandboxState, UpdateNode};
+use forkd_api::{
+    CreateSandboxes, CreateVolume, ErrorCode, SandboxInfo, SandboxState, UpdateNode, VolumeMode,
+    VolumeMount,
+};
 use forkd_daemon_tests::{Daemon, Options, Sandbox, programs, until};
 use forkd_rest_client::{Client, Error, Target};
 use tempfile::TempDir;
@@ -232,4 +235,35 @@ async fn streams_and_events_of_all_nodes_arrive() {
         .await
         .expect("events of both nodes arrive");
     fleet.ends_clean().await;
+}
+
+/// A volume belongs to one node, so children with it start there.
+#[tokio::test]
+async fn children_with_a_volume_start_on_its_node() {
+    let fleet = fleet(3, &[]).await;
+    let request = CreateVolume {
+        name: "data".into(),
+        size_mib: 16,
+    };
+    fleet.nodes[2]
+        .client()
+        .create_volume(&request)
+        .await
+        .unwrap();
+    let mut request = CreateSandboxes {
+        snapshot_tag: TAG.to_owned(),
+        n: 2,
+        volumes: vec![VolumeMount {
+            name: "data".into(),
+            path: "/data".into(),
+            mode: VolumeMode::Clone,
+        }],
+        ..CreateSandboxes::default()
+    };
+    let children = fleet.client.spawn(&request).await.unwrap();
+    assert_eq!(children.len(), 2);
+    assert_eq!(fleet.nodes[2].sandboxes().await.len(), 2);
+    request.volumes[0].name = "none".into();
+    let refused = fleet.client.spawn(&request).await.unwrap_err();
+    assert_eq!(refused.code(), Some(ErrorCode::VolumeNotFound));
 }

@@ -19,6 +19,8 @@ mod metrics;
 mod network;
 mod ports;
 mod spawn;
+mod volumes;
+mod volumes_crash;
 mod workspace;
 
 use forkd_daemon_tests::{Daemon, Options, programs};

@@ -41,6 +41,8 @@ pub fn publish(app: &App, tag: &str, sandbox: &str) -> Manifest {
         },
         versions: Versions::default(),
         labels: BTreeMap::new(),
+        spare_disks: 0,
+        volumes: Vec::new(),
     };
     app.store.publish(manifest.clone()).unwrap();
     manifest

@@ -115,6 +115,7 @@ pub fn make(contents: [&Content; 3], base: &Base, folder: &Path) -> Made {
         source: Source::default(),
         booted: true,
         versions: Versions::default(),
+        spare_disks: 0,
     };
     Made {
         documents: Documents::new(config, &packed).unwrap(),

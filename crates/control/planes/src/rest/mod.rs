@@ -25,6 +25,7 @@ mod stats;
 mod status;
 mod terminal;
 mod tokens;
+mod volumes;
 mod workspaces;
 
 use std::sync::Arc;
@@ -64,6 +65,7 @@ Every refusal is an `ErrorBody`; each route lists the codes it can be refused wi
         (name = "sandboxes", description = "Live machines"),
         (name = "guest", description = "What happens inside a live machine"),
         (name = "workspaces", description = "Live machines with a name that can be put to sleep"),
+        (name = "volumes", description = "Disks that outlive machines"),
         (name = "store", description = "What lies on disk"),
         (name = "tokens", description = "Who may do what"),
     ),
@@ -171,6 +173,10 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(events::events))
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))
+        .routes(routes!(volumes::list, volumes::create))
+        .routes(routes!(volumes::get, volumes::delete))
+        .routes(routes!(volumes::import))
+        .routes(routes!(volumes::commit))
         .routes(routes!(workspaces::list, workspaces::create))
         .routes(routes!(workspaces::get, workspaces::delete))
         .routes(routes!(workspaces::suspend))

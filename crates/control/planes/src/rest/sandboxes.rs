@@ -235,6 +235,7 @@ pub async fn start(
         id: None,
         ports: super::ports::wished(&app, &request.ports, request.n as usize)?,
         per_child_netns: request.per_child_netns,
+        volumes: super::volumes::wishes(&app, &actor, &request.volumes)?,
     };
     check_visible(&app, &actor, &wish.tag)?;
     let wait = request.wait;
@@ -289,6 +290,7 @@ pub async fn update(
         limits,
         network: request.network.map(checked_network).transpose()?,
         port: None,
+        committed: None,
     };
     Ok(Json(sandbox.change(changes).await?))
 }

@@ -81,7 +81,8 @@ pub async fn create(
     let tag = parse_tag(&request.tag)?;
     check_files(&actor, &request)?;
     let wait = request.wait;
-    let wish = build_request(request.clone(), &actor)?;
+    let mut wish = build_request(request.clone(), &actor)?;
+    wish.volumes = super::volumes::wishes(&app, &actor, &request.volumes)?;
     if let Disk::Image(name) = &wish.disk {
         let actor = actor.clone();
         images::check_visible(&app, name.clone(), move |owner| actor.owns(owner)).await?;
@@ -168,6 +169,7 @@ fn build_request(request: CreateSnapshot, actor: &Actor) -> Result<BuildRequest,
     }
     let engine = request.engine.map(|name| name.parse()).transpose();
     Ok(BuildRequest {
+        volumes: Vec::new(),
         disk,
         engine: engine.map_err(|error: InvalidEngine| bad(error.to_string()))?,
         kernel: request

@@ -17,4 +17,7 @@ pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
 pub use fds::{FdList, SnapshotFiles, check_budget};
 pub use net::NetLauncher;
 pub use spawn::{Launcher, StartedVm};
-pub use vm::{BootInput, boot, has_network_words, network_words, random_mac, restore, shape};
+pub use vm::{
+    BootInput, OpenedDisk, SPARE_DISKS, attach, boot, has_network_words, network_words, open_disk,
+    random_mac, restore, shape,
+};

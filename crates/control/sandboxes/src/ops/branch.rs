@@ -162,6 +162,9 @@ pub async fn cut(
     if !sandbox.phase().answers() {
         return Err(sandbox.not_running());
     }
+    if matches!(destination, Destination::Suspend { .. }) {
+        check_no_writer(sandbox)?;
+    }
     let (done, made) = oneshot::channel();
     sandbox.ask(Ask::Cut(Box::new(CutAsk {
         destination,
@@ -173,6 +176,18 @@ pub async fn cut(
         id: sandbox.id.clone(),
         how: "it was deleted before it was cut".to_owned(),
     })?
+}
+
+/// A suspended sandbox has no VM, so it could not go on writing its volumes after a resume.
+fn check_no_writer(sandbox: &SandboxHandle) -> Result<(), Error> {
+    match sandbox.record().written_volumes().next() {
+        None => Ok(()),
+        Some(used) => Err(Error::hinted(
+            ErrorCode::WrongState,
+            format!("sandbox {} writes volume {}", sandbox.id, used.name),
+            "delete the sandbox, or start it with a clone of the volume, which can be suspended",
+        )),
+    }
 }
 
 /// Claims a tag for an owner, if the tag is neither stored nor being written. The store also refuses a second tag of

@@ -60,6 +60,7 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
         id: None,
         ports: record.ports.of_fork(),
         per_child_netns: false,
+        volumes: Vec::new(),
     };
     let host = HostPart::check(app, &request, &request.tag, record.engine).await?;
     let made = cut(&sandbox, Destination::Live, CutMode::Diff, fork.freeze).await?;

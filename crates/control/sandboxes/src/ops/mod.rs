@@ -13,5 +13,6 @@ pub mod network;
 pub mod pause;
 pub mod snapshots;
 pub mod spawn;
+pub mod volumes;
 pub mod workspaces;
 pub mod writing;

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkd_api::{ErrorCode, SandboxInfo};
+use forkd_api::{ErrorCode, SandboxInfo, VolumeMode};
+use forkd_store::VolumeClone;
 use forkd_types::{Engine, Policy, SandboxId, Tag};
 use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Capability, Shape};
@@ -19,14 +20,16 @@ use crate::error::{Error, chain};
 use crate::host_limits::HostLimits;
 use crate::launch::{self, StartedVm};
 use crate::limits::VmSlot;
+use crate::ops::volumes;
 use crate::sandbox::birth::{Birth, Launch};
 use crate::sandbox::disk_budget;
 use crate::sandbox::{SandboxHandle, SourceSnapshot, owner};
 use crate::state::{
     DiskStack, LayerRef, NetworkRecord, OnExpiry, PortsRecord, RECORD_VERSION, SandboxRecord,
-    StoredState,
+    StoredState, VolumeUse,
 };
 use crate::trace::{self, TARGET};
+use crate::volumes::VolumeWish;
 
 /// How long an answer waits until a child that failed is removed.
 const REMOVED: Duration = Duration::from_secs(10);
@@ -59,6 +62,8 @@ pub struct CreateRequest {
     pub ports: PortsRecord,
     /// Give each child a network namespace, if the daemon may.
     pub per_child_netns: bool,
+    /// Volumes of each child.
+    pub volumes: Vec<VolumeWish>,
 }
 
 /// The part of the host that children get, checked before anything is taken and before a source is stopped.
@@ -138,18 +143,26 @@ pub async fn start_from(
     let manifest = Arc::clone(&source.manifest);
     let HostPart { engine, limits } = host;
     let shape = launch::shape(engine, manifest.memory_mib, manifest.vcpus, manifest.cpu);
+    volumes::check(request, &manifest)?;
     let inherited = disk_budget::inherited(app, &manifest);
     let source = Arc::new(source);
+    let ids = new_ids(app, request);
+    let mut records: Vec<_> = ids
+        .into_iter()
+        .map(|id| record(request, &source, inherited, id))
+        .collect();
+    let volumes = volumes::give(app, &request.volumes, &mut records).await?;
     let mut children = Vec::with_capacity(slots.len());
     let mut waiting = Vec::with_capacity(slots.len());
-    for (id, slot) in new_ids(app, request).into_iter().zip(slots) {
+    for (record, slot) in records.into_iter().zip(slots) {
         let (hand_over, shell) = oneshot::channel();
+        let id = record.id.clone();
         let launch = Launch {
             source: Arc::clone(&source),
+            volumes: volumes.clone(),
             shell,
             started,
         };
-        let record = record(request, &source, inherited, id.clone());
         children.push(owner::start(app, record, slot, Birth::Launch(launch)));
         waiting.push((id, hand_over));
     }
@@ -292,5 +305,19 @@ fn record(
         ports: request.ports.clone(),
         per_child_netns: request.per_child_netns,
         netns: None,
+        spare_disks: manifest.spare_disks,
+        volumes: manifest.volumes.iter().map(clone_of).collect(),
+    }
+}
+
+/// A volume of the source of a cut is a clone in the child.
+fn clone_of(volume: &VolumeClone) -> VolumeUse {
+    VolumeUse {
+        name: volume.name.clone(),
+        path: volume.path.clone(),
+        mode: VolumeMode::Clone,
+        slot: volume.slot,
+        volume: volume.volume,
+        generation: volume.generation,
     }
 }

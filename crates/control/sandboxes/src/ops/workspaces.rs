@@ -216,6 +216,7 @@ pub(super) fn request(app: &App, record: &WorkspaceRecord, tag: Tag) -> CreateRe
         id: record.sandbox.clone(),
         ports: PortsRecord::default(),
         per_child_netns: record.per_child_netns,
+        volumes: Vec::new(),
     };
     match record.of_sandbox.as_deref().cloned() {
         None => bare,

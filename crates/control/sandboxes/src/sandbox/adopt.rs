@@ -15,6 +15,7 @@ use super::state::Phase;
 use crate::app::App;
 use crate::error::Error;
 use crate::launch::StartedVm;
+use crate::ops::volumes::{self, Run};
 use crate::state::{SandboxRecord, StoredState};
 
 /// How many sandboxes of an earlier daemon were found, by result.
@@ -54,18 +55,27 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
             Birth::Lost(bad.problem),
         );
     }
-    let mut adopted = Vec::new();
+    let (mut adopted, mut lost, mut unfinished) = (Vec::new(), Vec::new(), Vec::new());
     for record in stored.readable {
         let vm = taken.remove(&record.id);
         match (record.state, vm) {
             (StoredState::Launching | StoredState::Stopping, vm) => {
                 end_left(app, vm, &mut counts).await?;
-                app.db.delete_sandboxes(vec![record.id]).await?;
+                let run = match record.state {
+                    StoredState::Stopping => Run::Over,
+                    _ => Run::Never,
+                };
+                if volumes::take_back(app, &record, run).await {
+                    app.db.delete_sandboxes(vec![record.id]).await?;
+                } else {
+                    app.volumes.keep(app.store.hold(record.blobs()));
+                    unfinished.push(record.id);
+                }
             }
             (StoredState::Failed, vm) => {
                 end_left(app, vm, &mut counts).await?;
                 let how = record.failure.clone().unwrap_or_default();
-                enter(app, record, Birth::Lost(how));
+                lost.push(enter(app, record, Birth::Lost(how)));
             }
             (StoredState::Running | StoredState::Paused, Some(taken)) => {
                 let birth = Birth::Adopt(Adoption { taken, epoch });
@@ -74,7 +84,7 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
             (StoredState::Running | StoredState::Paused, None) => {
                 counts.vanished += 1;
                 let how = "its VM was gone after a restart".to_owned();
-                enter(app, record, Birth::Lost(how));
+                lost.push(enter(app, record, Birth::Lost(how)));
             }
         }
     }
@@ -88,10 +98,15 @@ pub async fn adopt(app: &Arc<App>) -> Result<Adopted, Error> {
             _ => counts.adopted += 1,
         }
     }
+    // What they wrote to volumes is content of the volumes before unused content goes.
+    for sandbox in lost {
+        sandbox.launched().await;
+    }
     let used = app.sandboxes.list();
     let used = used.iter().filter_map(|sandbox| sandbox.record().netns);
     app.namespaces.keep_only(&used.collect()).await;
-    sweep(app).await?;
+    volumes::free_orphans(app, &unfinished).await;
+    sweep(app, &unfinished).await?;
     app.drop_volatile().await?;
     Ok(counts)
 }
@@ -130,11 +145,13 @@ async fn next_epoch(app: &Arc<App>) -> Result<u32, Error> {
         .await?)
 }
 
-/// Removes files that belong to no sandbox, and content without a reference.
-async fn sweep(app: &Arc<App>) -> Result<(), Error> {
-    app.blocking(|app| {
+/// Removes files that belong to no sandbox, and content without a reference. Files with the only copy of what was written
+/// to a volume stay.
+async fn sweep(app: &Arc<App>, kept: &[SandboxId]) -> Result<(), Error> {
+    let kept = kept.to_vec();
+    app.blocking(move |app| {
         for id in app.dirs.list()? {
-            if app.sandboxes.get(&id).is_err() {
+            if app.sandboxes.get(&id).is_err() && !kept.contains(&id) {
                 tracing::info!(sandbox = %id, "files of no sandbox removed");
                 app.dirs.remove(&id);
             }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forkd_api::{ErrorCode, EventKind};
 use forkd_guest_proto::IdentityReport;
+use forkd_store::Lease;
 use forkd_vmm_link::Vmm;
 use forkd_vmm_proto::{Capability, Command, PROTOCOL_VERSION, Reply, VmmPhase};
 use tokio::sync::{Semaphore, oneshot};
@@ -23,6 +24,7 @@ use super::state::Step;
 use crate::app::App;
 use crate::error::Error;
 use crate::launch::{self, StartedVm, VmFiles};
+use crate::ops::volumes::{self, Run};
 use crate::state::StoredState;
 use crate::trace::TARGET;
 use crate::{agent_limits, clock, touched};
@@ -48,6 +50,8 @@ pub enum Birth {
 pub struct Launch {
     /// The snapshot, opened once for all children of a request.
     pub source: Arc<SourceSnapshot>,
+    /// Keeps the content of the volumes of this child until its owner has a lease.
+    pub volumes: Vec<Arc<Lease>>,
     /// The shell, when `forkd-spawn` has handed it out.
     pub shell: oneshot::Receiver<Result<StartedVm, Error>>,
     /// When the request came.
@@ -118,6 +122,7 @@ async fn fill_shell(
 ) -> Result<SandboxOwner, Error> {
     let Launch {
         source,
+        volumes: _volumes,
         shell,
         started,
     } = launch;
@@ -221,7 +226,9 @@ async fn start_guest(
     let (manifest, snapshot) = (&source.manifest, &source.files);
     launch::restore(&owner.vmm, manifest, snapshot, &files, frames, true).await?;
     metrics::histogram!("forkd_restore_seconds").record(started.elapsed().as_secs_f64());
+    volumes::attach(owner, manifest.disks.len(), &files).await?;
     let (client, report) = identity::assume(sandbox, owner.app.config.ready_timeout).await?;
+    volumes::mount(&client, &sandbox.record(), manifest.disks.len()).await?;
     sandbox.keep_agent(Some(client)).await;
     Ok((files, report))
 }
@@ -325,6 +332,7 @@ fn thaw_left(sandbox: &Arc<SandboxHandle>) {
         if let Err(error) = client.by(agent_limits::answer()).thaw().await {
             tracing::debug!(sandbox = %sandbox.id, error = crate::error::chain(&error), "not thawed");
         }
+        volumes::let_go(&client, &sandbox.record()).await;
     });
 }
 
@@ -356,6 +364,11 @@ async fn lost(app: &Arc<App>, sandbox: &SandboxHandle, how: String) {
         record.state = StoredState::Failed;
         record.failure = Some(how.clone());
     });
+    // Before the end is announced: content without a lease is collected after that.
+    let lease = app.store.hold(record.blobs());
+    if !volumes::take_back(app, &record, Run::Over).await {
+        app.volumes.keep(lease);
+    }
     sandbox.set_error(ErrorCode::SandboxGone, how, None);
     sandbox.step(Step::Ended);
     if !known {

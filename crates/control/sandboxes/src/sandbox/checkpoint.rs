@@ -139,6 +139,7 @@ async fn make_within(
         pause_us: report.pause_us,
         bytes: report.pages_written * forkd_types::PAGE_SIZE,
         disks: disks_below(before, &record, &layers, &report),
+        volumes: record.volumes.clone(),
     };
     let answer = info(&made, report.unchanged);
     let unused = layers

@@ -189,6 +189,7 @@ mod tests {
             pause_us: 1,
             bytes: 2 * MIB,
             disks: Vec::new(),
+            volumes: Vec::new(),
         });
         assert_eq!(given(&record), 3 * MIB);
         std::fs::write(vm.join("top.layer"), vec![1; 9 * MIB as usize]).unwrap();

@@ -19,7 +19,7 @@ use super::owner::{Ask, Changes};
 use super::state::{Phase, Step};
 use crate::error::{Error, chain};
 use crate::ports::Published;
-use crate::state::SandboxRecord;
+use crate::state::{SandboxRecord, VolumeUse};
 
 /// Where the agent is by convention inside a sandbox's network namespace.
 const GUEST_ADDR: &str = "10.42.0.2:8888";
@@ -186,6 +186,7 @@ impl SandboxHandle {
             labels: record.labels.clone(),
             metadata: record.metadata.clone(),
             owner: record.owner.clone(),
+            volumes: record.volumes.iter().map(VolumeUse::shown).collect(),
         }
     }
 

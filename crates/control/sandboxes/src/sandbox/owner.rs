@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use forkd_api::{ErrorCode, EventKind, SandboxInfo};
 use forkd_store::Lease;
+use forkd_types::Tag;
 use forkd_vmm_link::{Vmm, VmmCallError, VmmEvents};
 use forkd_vmm_proto::{Capability, Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
@@ -32,6 +33,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::host_limits::HostLimits;
 use crate::limits::VmSlot;
+use crate::ops::volumes::{self, Run};
 use crate::state::{OnExpiry, SandboxRecord, StoredState};
 
 /// How long a VMM may take to end when asked.
@@ -71,6 +73,8 @@ pub struct Changes {
     pub limits: Option<(Option<u64>, HostLimits)>,
     pub network: Option<NetworkChange>,
     pub port: Option<PortChange>,
+    /// A volume whose content is what the sandbox has, and its generation.
+    pub committed: Option<(Tag, u64)>,
 }
 
 impl Ask {
@@ -486,6 +490,7 @@ impl SandboxOwner {
         if let Err(error) = saved {
             tracing::error!(sandbox = %sandbox.id, error = error.chain(), "the failure is not recorded");
         }
+        volumes::take_back(&self.app, &sandbox.record(), Run::Over).await;
         metrics::counter!("forkd_sandboxes_failed_total").increment(1);
         self.app
             .events
@@ -494,6 +499,9 @@ impl SandboxOwner {
 
     /// Ends the VM. The lease holds its blobs until its process is gone.
     async fn end(self) -> Lease {
+        if self.sandbox.record().state == StoredState::Running {
+            volumes::settle(&self.sandbox).await;
+        }
         self.sandbox.keep_agent(None).await;
         // Before the VM ends: a daemon that dies now finishes the deletion at its next start.
         let saved = self
@@ -533,6 +541,10 @@ impl Changes {
         if let Some((memory_mib, limits)) = self.limits {
             record.memory_limit_mib = memory_mib;
             record.limits = limits;
+        }
+        if let Some((name, generation)) = self.committed {
+            let used = record.volumes.iter_mut().filter(|used| used.name == name);
+            used.for_each(|used| used.generation = generation);
         }
         if let Some(NetworkChange::Replace(policy)) = self.network {
             record.network = record.network.next(&policy);

@@ -18,6 +18,7 @@ use crate::app::App;
 use crate::clock;
 use crate::error::Error;
 use crate::launch::{FdList, NewLayer};
+use crate::ops::volumes;
 use crate::state::CheckpointRecord;
 
 /// Goes back and waits until the agent answers again.
@@ -95,6 +96,7 @@ async fn settle(
             }
             record.add_layers(layers.iter().map(|layer| (layer.slot, &layer.name)));
             record.rolling_back = None;
+            record.volumes.clone_from(&target.volumes);
         })
         .await?;
     sweep(owner, &record).await
@@ -107,6 +109,7 @@ async fn greet_again(app: &App, sandbox: &Arc<SandboxHandle>) -> Result<(), Erro
     let limit = app.config.ready_timeout;
     let greeting = async {
         let client = identity::renew(sandbox, limit).await?;
+        volumes::let_go(&client, &sandbox.record()).await;
         sandbox.keep_agent(Some(client)).await;
         Ok(())
     };

@@ -13,6 +13,7 @@ mod ports;
 mod records;
 mod schema;
 mod tables;
+mod volumes;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -28,9 +29,10 @@ pub use owners::{IssuedTokens, TokenHash};
 pub use ports::{Access, PortRecord, PortsRecord};
 pub use records::{
     BuiltRecord, CheckpointRecord, DiskStack, LayerRef, OnExpiry, RECORD_VERSION, SandboxRecord,
-    StoredState, SuspendedSandbox, WorkspaceRecord,
+    StoredState, SuspendedSandbox, VolumeUse, WorkspaceRecord,
 };
 pub use tables::{Claim, IdempotencyRecord, Stored, Unreadable};
+pub use volumes::{VOLUME_VERSION, VolumeRecord};
 
 /// The most jobs in one commit.
 const BATCH: usize = 512;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use forkd_api::{VolumeMode, VolumeMount};
 use forkd_store::{BlobRef, Cpu, MemoryManifest, Parent, Source};
 use forkd_types::{Digest, Engine, SandboxId, Tag};
 use forkd_vmm_proto::ImageId;
@@ -163,6 +164,27 @@ pub struct SandboxRecord {
     /// Its name, if the daemon could make one.
     #[serde(default)]
     pub netns: Option<String>,
+    /// Empty disk slots behind its disks.
+    #[serde(default)]
+    pub spare_disks: u8,
+    /// Disks that belong to volumes.
+    #[serde(default)]
+    pub volumes: Vec<VolumeUse>,
+}
+
+/// A volume that a sandbox uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeUse {
+    pub name: Tag,
+    /// Where the guest has it mounted.
+    pub path: String,
+    pub mode: VolumeMode,
+    /// Number of the disk.
+    pub slot: usize,
+    /// ID of the volume, which a later volume of the same name does not have.
+    pub volume: u64,
+    /// The generation of the volume that the disk began with.
+    pub generation: u64,
 }
 
 /// The only engine there was before records named one.
@@ -192,6 +214,9 @@ pub struct CheckpointRecord {
     pub bytes: u64,
     /// The layers of each disk that lie below it.
     pub disks: Vec<Vec<LayerRef>>,
+    /// The volumes as they were, with their generations.
+    #[serde(default)]
+    pub volumes: Vec<VolumeUse>,
 }
 
 /// One disk of a sandbox.
@@ -216,6 +241,30 @@ pub enum LayerRef {
     Blob(BlobRef),
     /// A file in the sandbox's own directory.
     Own(String),
+}
+
+impl SandboxRecord {
+    /// The volumes that the sandbox writes.
+    pub fn written_volumes(&self) -> impl Iterator<Item = &VolumeUse> {
+        let used = self.volumes.iter();
+        used.filter(|used| used.mode == VolumeMode::Rw)
+    }
+
+    /// Whether a disk is a volume that the sandbox writes.
+    pub fn writes_volume(&self, slot: usize) -> bool {
+        self.written_volumes().any(|used| used.slot == slot)
+    }
+}
+
+impl VolumeUse {
+    /// As users see it.
+    pub fn shown(&self) -> VolumeMount {
+        VolumeMount {
+            name: self.name.to_string(),
+            path: self.path.clone(),
+            mode: self.mode,
+        }
+    }
 }
 
 impl DiskStack {
@@ -277,6 +326,8 @@ impl SandboxRecord {
             ports: PortsRecord::default(),
             per_child_netns: false,
             netns: None,
+            spare_disks: 0,
+            volumes: Vec::new(),
         }
     }
 

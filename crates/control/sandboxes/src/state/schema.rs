@@ -43,6 +43,9 @@ const STEPS: &[&str] = &[
         public INTEGER NOT NULL
     ) STRICT;
 ",
+    "
+    CREATE TABLE volumes (name TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
+",
 ];
 
 /// The log is copied into the database file at this length even if jobs wait. The thread that owns the database copies

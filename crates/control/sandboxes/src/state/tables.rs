@@ -50,9 +50,15 @@ pub struct Unreadable<K> {
 }
 
 impl Db {
-    /// Writes sandboxes down, all in one transaction. A power failure ends their VMs and may lose the rows.
+    /// Writes sandboxes down, all in one transaction. A power failure ends their VMs and may lose the rows, except those of
+    /// sandboxes that write volumes: they name the layers that the volumes get.
     pub async fn put_sandboxes(&self, records: Vec<SandboxRecord>) -> Result<(), DbError> {
-        self.run_as(Survives::ProcessDeath, move |c| {
+        let writes = |record: &SandboxRecord| record.written_volumes().next().is_some();
+        let survives = match records.iter().any(writes) {
+            true => Survives::PowerFailure,
+            false => Survives::ProcessDeath,
+        };
+        self.run_as(survives, move |c| {
             let mut statement = c.prepare_cached(
                 "INSERT INTO sandboxes (id, state, record) VALUES (?1, ?2, ?3)
                  ON CONFLICT (id) DO UPDATE SET state = ?2, record = ?3",

@@ -3,7 +3,9 @@
 use clap::Args;
 use forkd_types::MiB;
 
-use super::{DEFAULT_IMAGE, DaemonArgs, LimitArgs, NetworkArgs, PullArgs, pair, variable};
+use super::{
+    DEFAULT_IMAGE, DaemonArgs, LimitArgs, NetworkArgs, PullArgs, VolumeArgs, pair, variable,
+};
 
 /// How a command runs in the guest: `exec` and `run` share these.
 #[derive(Debug, Clone, Default, Args)]
@@ -175,6 +177,8 @@ pub struct RunArgs {
     /// Program and arguments; with --tty the login shell if left out
     #[arg(last = true, required_unless_present = "tty", value_name = "COMMAND")]
     pub command: Vec<String>,
+    #[command(flatten)]
+    pub volumes: VolumeArgs,
     #[command(flatten)]
     pub network: NetworkArgs,
     #[command(flatten)]

@@ -22,6 +22,7 @@ mod quickstart;
 mod sandbox;
 mod snapshot;
 mod token;
+mod volume;
 mod r#where;
 mod workspace;
 
@@ -53,6 +54,7 @@ pub use snapshot::{
     SnapshotShareArgs, StoreArgs,
 };
 pub use token::{TokenArgs, TokenCommand};
+pub use volume::{VolumeArgs, VolumeCommand, VolumeCommandArgs, VolumeSource};
 pub use r#where::WhereArgs;
 pub use workspace::{WorkspaceArgs, WorkspaceCommand};
 
@@ -242,6 +244,8 @@ pub enum Command {
     Ports(PortsArgs),
     /// Reach ports of a sandbox on local ports
     Forward(ForwardArgs),
+    /// Manage disks that outlive sandboxes
+    Volume(VolumeCommandArgs),
     /// Manage named sandboxes that can be suspended
     Workspace(WorkspaceArgs),
     /// Create, list and revoke tokens

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{DaemonArgs, LimitArgs, NetworkArgs, PublishArgs, pair};
+use super::{DaemonArgs, LimitArgs, NetworkArgs, PublishArgs, VolumeArgs, pair};
 
 /// Arguments of `forkd spawn`.
 #[derive(Debug, Args)]
@@ -22,7 +22,7 @@ pub struct SpawnArgs {
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
     /// Running sandbox to fork instead; the children inherit its limits and, without --net, its network policy
-    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns", "publish"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns", "publish", "volumes"])]
     pub sandbox: Option<String>,
     /// Freeze the processes in the running sandbox for the cut; the pause is longer
     #[arg(long, requires = "sandbox")]
@@ -52,6 +52,8 @@ pub struct SpawnArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub volumes: VolumeArgs,
+    #[command(flatten)]
     pub network: NetworkArgs,
     #[command(flatten)]
     pub publish: PublishArgs,
@@ -77,7 +79,7 @@ pub struct ForkArgs {
     #[arg(long, required_unless_present = "sandbox", conflicts_with = "sandbox")]
     pub tag: Option<String>,
     /// Running sandbox to fork instead; the children inherit its limits and, without --net, its network policy
-    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["limits", "per_child_netns", "volumes"])]
     pub sandbox: Option<String>,
     /// Freeze the processes in the running sandbox for the cut; the pause is longer
     #[arg(long, requires = "sandbox")]
@@ -103,6 +105,8 @@ pub struct ForkArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub volumes: VolumeArgs,
     #[command(flatten)]
     pub network: NetworkArgs,
     #[command(flatten)]

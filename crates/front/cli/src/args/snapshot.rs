@@ -3,7 +3,7 @@
 use clap::Args;
 use forkd_types::MiB;
 
-use super::DaemonArgs;
+use super::{DaemonArgs, VolumeSource};
 
 /// Arguments of `forkd snapshot`.
 #[derive(Debug, Args)]
@@ -45,6 +45,10 @@ pub struct SnapshotArgs {
     /// Timeout of boot and warm-up, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub ready_timeout_secs: Option<u64>,
+    /// Mount a volume, or an ext4 image of this host, which becomes a volume; every child gets a private copy; repeatable,
+    /// at most 3
+    #[arg(long = "volume", value_name = "VOLUME-OR-FILE:PATH[:MODE]", value_parser = super::volume::source)]
+    pub volumes: Vec<VolumeSource>,
     /// Freeze this running sandbox instead of booting a parent
     #[arg(
         long,
@@ -59,6 +63,7 @@ pub struct SnapshotArgs {
             "warmup",
             "warmup_code",
             "ready_timeout_secs",
+            "volumes",
         ]
     )]
     pub from_sandbox: Option<String>,

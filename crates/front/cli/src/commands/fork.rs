@@ -106,6 +106,7 @@ fn request(args: &ForkArgs) -> CreateSandboxes {
         limits: args.limits.request(),
         network: args.network.request(),
         timeout_secs: Some(args.settle_secs.saturating_add(SLACK).min(LEASE)),
+        volumes: args.volumes.volumes.clone(),
         ..CreateSandboxes::default()
     }
 }

@@ -49,6 +49,7 @@ mod spawn;
 mod store;
 mod token;
 mod top;
+mod volume;
 mod r#where;
 mod workspace;
 
@@ -103,6 +104,7 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Net(args) => net::run(args, ui),
         Command::Ports(args) => ports::run(&args, ui),
         Command::Forward(args) => forward::run(&args, ui),
+        Command::Volume(args) => volume::run(args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
         Command::Token(args) => token::run(args, ui),
         Command::Node(args) => node::run(args, ui),

@@ -79,6 +79,7 @@ async fn start(client: &Client, args: &RunArgs, mode: Mode, ui: &Ui) -> Result<S
         network: args.network.request(),
         timeout_secs: Some(lifetime),
         labels: args.labels.iter().cloned().collect(),
+        volumes: args.volumes.volumes.clone(),
         ..CreateSandboxes::default()
     };
     let (children, _) = own

@@ -1,10 +1,12 @@
 //! `forkd snapshot`: boots a parent and freezes it, or freezes a running sandbox.
 
 use anyhow::{Context, anyhow};
-use forkd_api::{BranchMode, BranchRequest, CreateSnapshot};
+use forkd_api::{BranchMode, BranchRequest, CreateSnapshot, VolumeMount};
+use forkd_rest_client::Client;
 
 use super::branch::show;
-use crate::args::SnapshotArgs;
+use super::volume;
+use crate::args::{SnapshotArgs, VolumeSource};
 use crate::daemon::{block_on, connect, failed, variable};
 use crate::error::{CliError, CliResult, Exit};
 use crate::ui::Ui;
@@ -63,11 +65,40 @@ pub fn run(args: SnapshotArgs, ui: &Ui) -> CliResult {
         wait: true,
         labels: std::collections::BTreeMap::new(),
         engine: args.engine,
+        volumes: Vec::new(),
     };
     block_on(async {
+        let request = CreateSnapshot {
+            volumes: volumes(&client, &request.tag, args.volumes).await?,
+            ..request
+        };
         ui.aside("booting a parent, warming it up, freezing it …");
         let made = client.create_snapshot(&request).await.map_err(failed)?;
         show(&made, json, ui)?;
         Ok(Exit::OK)
     })
+}
+
+/// The volumes of a parent. A file of this host becomes a volume with the name of the tag and the file.
+async fn volumes(
+    client: &Client,
+    tag: &str,
+    sources: Vec<VolumeSource>,
+) -> Result<Vec<VolumeMount>, CliError> {
+    let mut mounts = Vec::new();
+    for source in sources {
+        mounts.push(match source {
+            VolumeSource::Volume(mount) => mount,
+            VolumeSource::File { file, path, mode } => {
+                let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+                let made = volume::import(client, &format!("{tag}-{stem}"), &file).await?;
+                VolumeMount {
+                    name: made.name,
+                    path,
+                    mode,
+                }
+            }
+        });
+    }
+    Ok(mounts)
 }

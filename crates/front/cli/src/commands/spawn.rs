@@ -27,6 +27,7 @@ pub fn run(args: SpawnArgs, ui: &Ui) -> CliResult {
         timeout_secs: args.timeout.map(|time| whole_seconds(*time)),
         labels: args.labels.into_iter().collect(),
         ports: args.publish.request(),
+        volumes: args.volumes.volumes,
         ..CreateSandboxes::default()
     };
     block_on(async {

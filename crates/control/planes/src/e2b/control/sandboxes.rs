@@ -227,6 +227,7 @@ async fn start(
         id: None,
         ports,
         per_child_netns: false,
+        volumes: Vec::new(),
     };
     let work = {
         let (e2b, template) = (Arc::clone(e2b), template.to_owned());

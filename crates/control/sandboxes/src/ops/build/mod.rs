@@ -19,6 +19,7 @@ use crate::launch;
 use crate::limits::BuildSlot;
 use crate::ops::writing::Claimed;
 use crate::trace::TARGET;
+use crate::volumes::VolumeWish;
 
 /// Guest memory that a parent may have, in MiB.
 pub const MEMORY_MIB: std::ops::RangeInclusive<u32> =
@@ -64,6 +65,8 @@ pub struct BuildRequest {
     /// Labels of the snapshot.
     pub labels: BTreeMap<String, String>,
     pub owner: String,
+    /// Volumes of which the snapshot holds clones.
+    pub volumes: Vec<VolumeWish>,
 }
 
 /// Builds a parent and stores it under the claimed tag.

@@ -24,6 +24,7 @@ use crate::app::App;
 use crate::clock;
 use crate::error::Error;
 use crate::launch::{self, BootInput, VmFiles};
+use crate::ops::volumes;
 use crate::ops::writing::Claimed;
 use crate::sandbox::birth::EPOCH;
 use crate::sandbox::cut::{AboutParent, cut_parent};
@@ -33,6 +34,8 @@ use crate::state::{DiskStack, SandboxRecord};
 
 /// The serial number of the root disk in the guest.
 const SERIAL: &str = "root";
+/// Disks that a parent boots with.
+const ROOT_DISKS: usize = 1;
 /// How long the processes of a parent may take to freeze, in milliseconds. A warm-up may leave one that waits for a disk.
 const FREEZE_MS: u64 = 30_000;
 /// How long the agent of a parent that says it is ready may take to answer.
@@ -91,10 +94,20 @@ async fn build_vm(
 ) -> Result<SnapshotInfo, Error> {
     let engine = launch::engine::for_parent(&app.launcher, request.engine).await?;
     let base = ingest_base(app, assets).await?;
-    let mut parent = Parent::launch(app, id, claim.as_ref(), engine, assets, &base).await?;
+    let tag = claim.as_ref().ok_or(Error::Task)?.tag().clone();
+    let mut record = record(id.clone(), tag, engine, assets, &base);
+    volumes::check_parent(&request.volumes, &record)?;
+    let wishes = &request.volumes;
+    // The leases keep the content until the owner of the parent has one.
+    let leases = volumes::give(app, wishes, std::slice::from_mut(&mut record)).await?;
+    let mut parent = Parent::launch(app, record, assets).await?;
+    drop(leases);
     parent.boot(assets, &base).await?;
+    volumes::attach(&parent.owner, ROOT_DISKS, &parent.files).await?;
+    let client = parent.agent().await?;
+    volumes::mount(&client, &parent.owner.sandbox.record(), ROOT_DISKS).await?;
     // One deadline for all calls, which is that of the request.
-    let client = parent.agent().await?.by(Deadline::within(request.timeout));
+    let client = client.by(Deadline::within(request.timeout));
     prepare::prepare(&client, request, assets).await?;
     let about = AboutParent {
         ready_us: clock::micros(parent.started.elapsed()),
@@ -175,19 +188,11 @@ async fn ingest_base(app: &Arc<App>, assets: &Assets) -> Result<Ingested, Error>
 }
 
 impl Parent {
-    async fn launch(
-        app: &Arc<App>,
-        id: &SandboxId,
-        claim: Option<&Claimed>,
-        engine: Engine,
-        assets: &Assets,
-        base: &Ingested,
-    ) -> Result<Self, Error> {
-        let tag = claim.ok_or(Error::Task)?.tag().clone();
-        let shape = launch::shape(engine, assets.memory_mib, assets.vcpus, Cpu::Host);
+    async fn launch(app: &Arc<App>, record: SandboxRecord, assets: &Assets) -> Result<Self, Error> {
+        let shape = launch::shape(record.engine, assets.memory_mib, assets.vcpus, Cpu::Host);
         let taken = app
             .launcher
-            .take(shape, std::slice::from_ref(id), &Limits::default())
+            .take(shape, std::slice::from_ref(&record.id), &Limits::default())
             .await?;
         let taken = taken.into_iter().next().ok_or_else(|| {
             Error::refused(
@@ -195,7 +200,6 @@ impl Parent {
                 "the VMM process ended before it could be used",
             )
         })?;
-        let record = record(id.clone(), tag, engine, assets, base);
         let (files, record) = app
             .blocking(move |app| {
                 let files = vm_files(app, &record)?;
@@ -231,8 +235,16 @@ impl Parent {
                 .map_err(Error::store("the root disk cannot be opened"))?,
             read_only: false,
             serial: SERIAL.to_owned(),
+            spare_disks: self.empty_slots(),
         };
         launch::boot(&self.owner.vmm, &input, &self.files).await
+    }
+
+    /// Disk slots that are empty at boot: volumes are attached to the first of them.
+    fn empty_slots(&self) -> u8 {
+        let record = self.owner.sandbox.record();
+        let attached = record.disks.len().saturating_sub(ROOT_DISKS);
+        record.spare_disks + u8::try_from(attached).unwrap_or(0)
     }
 
     /// Waits until the agent says that it is ready.
@@ -341,6 +353,12 @@ fn record(
             kernel_digest: None,
             initramfs_digest: None,
             cmdline: cmdline(),
+        },
+        // The other engine cannot give a device a disk later.
+        spare_disks: if engine == Engine::FORKD {
+            launch::SPARE_DISKS
+        } else {
+            0
         },
         ..SandboxRecord::unreadable(id)
     }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use forkd_api::ErrorCode;
 use forkd_hub::archive::{StreamReader, StreamWriter, stream_length};
 use forkd_hub::config::Blob;
 use forkd_hub::documents::Documents;
@@ -82,6 +83,13 @@ fn pack_now(
     let failed = || format!("snapshot {tag} was not packed");
     // The lease keeps the blobs until the packs are written.
     let source = app.store.get(tag).map_err(Error::store(failed()))?;
+    if let Some(volume) = source.manifest.volumes.first() {
+        return Err(Error::hinted(
+            ErrorCode::WrongState,
+            format!("snapshot {tag} holds a clone of volume {}", volume.name),
+            "freeze a sandbox without volumes; a volume belongs to its host",
+        ));
+    }
     let staging = app.store.stage().map_err(Error::store(failed()))?;
     let open = |digest: &Digest| {
         let file = app.store.open_blob(digest);

@@ -96,6 +96,7 @@ pub fn config(manifest: &Manifest, state: &File, host: &Host) -> Config {
             agent: manifest.versions.agent.clone(),
             numpy: manifest.versions.numpy.clone(),
         },
+        spare_disks: manifest.spare_disks,
     }
 }
 
@@ -174,5 +175,7 @@ pub fn manifest(
             numpy: config.versions.numpy.clone(),
         },
         labels: BTreeMap::new(),
+        spare_disks: config.spare_disks,
+        volumes: Vec::new(),
     })
 }

@@ -166,6 +166,7 @@ async fn boot(
     let base = config.bases().next().and_then(|at| config.blobs.get(at));
     let base = base.ok_or_else(|| no_disk(&config.name))?;
     let wish = BuildRequest {
+        volumes: Vec::new(),
         disk: Disk::Stored {
             path: app.store.layout().blob(&base.digest),
             name: config.source.image.clone(),

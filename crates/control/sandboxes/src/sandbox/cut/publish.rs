@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use forkd_store::{
     BlobRef, DiskManifest, Ingested, Manifest, MemoryManifest, Origin, SCHEMA, Versions,
+    VolumeClone,
 };
 use forkd_types::Digest;
 use forkd_vmm_proto::CutReport;
@@ -23,7 +24,7 @@ use crate::error::Error;
 use crate::launch::check_budget;
 use crate::ops::snapshots;
 use crate::sandbox::layers;
-use crate::state::{BuiltRecord, DiskStack, LayerRef, SandboxRecord};
+use crate::state::{BuiltRecord, DiskStack, LayerRef, SandboxRecord, VolumeUse};
 
 /// The content that a cut left.
 struct Content {
@@ -55,7 +56,9 @@ impl Cut<'_> {
         };
         if !named {
             // A later daemon needs the memory and the disks. The state is used by the children that start now.
+            // Layers of volumes that the source writes are content of the store.
             let layers = content.layers.iter().map(|(_, layer)| layer);
+            let layers = layers.filter(|layer| app.store.is_volatile(&layer.blob.digest));
             let kept = layers.chain(&content.index).chain([&content.memory]);
             live::keep(&app, kept).await?;
         }
@@ -181,7 +184,20 @@ impl Cut<'_> {
                 numpy: record.numpy.clone(),
             },
             labels,
+            spare_disks: record.spare_disks,
+            volumes: record.volumes.iter().map(cloned).collect(),
         }
+    }
+}
+
+/// A volume of the source is a clone in children of the cut.
+fn cloned(used: &VolumeUse) -> VolumeClone {
+    VolumeClone {
+        name: used.name.clone(),
+        path: used.path.clone(),
+        slot: used.slot,
+        volume: used.volume,
+        generation: used.generation,
     }
 }
 
@@ -191,28 +207,40 @@ fn ingest(
     files: &CutFiles,
     named: bool,
 ) -> Result<Content, Error> {
-    let enter = |file: &File| {
-        let entered = if named {
+    let enter = |file: &File, stored: bool| {
+        let entered = if stored {
             app.store.ingest_file(file)
         } else {
             app.store.enter_volatile(file)
         };
         entered.map_err(Error::store("the cut could not be stored"))
     };
-    let state = enter(&files.state)?;
-    let memory = enter(&files.memory)?;
-    let index = files.index.as_ref().map(enter).transpose()?;
+    let state = enter(&files.state, named)?;
+    let memory = enter(&files.memory, named)?;
+    let index = files.index.as_ref().map(|file| enter(file, named));
+    let index = index.transpose()?;
     let dir = app.dirs.vm(&record.id);
     let new = files.layer_names();
     let mut layers = Vec::new();
-    for layer in record.disks.iter().flat_map(|disk| &disk.layers) {
-        if let LayerRef::Own(name) = layer
-            && !new.contains(name)
-        {
-            let path = dir.join(name);
-            let file = File::open(&path).map_err(Error::io("open", &path))?;
-            layers.push((name.clone(), enter(&file)?));
+    let mut durable = Vec::new();
+    for (slot, disk) in record.disks.iter().enumerate() {
+        // The guest has synced data there, and the row of the sandbox names the content next.
+        let written_volume = record.writes_volume(slot);
+        for layer in &disk.layers {
+            if let LayerRef::Own(name) = layer
+                && !new.contains(name)
+            {
+                let path = dir.join(name);
+                let file = File::open(&path).map_err(Error::io("open", &path))?;
+                let entered = enter(&file, named || written_volume)?;
+                durable.extend(written_volume.then_some(entered.blob.digest));
+                layers.push((name.clone(), entered));
+            }
         }
+    }
+    if !durable.is_empty() {
+        let synced = app.store.sync(durable);
+        synced.map_err(Error::store("the cut could not be stored"))?;
     }
     let mut from_volatile = Vec::new();
     if named {

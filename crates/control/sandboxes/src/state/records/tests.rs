@@ -30,6 +30,7 @@ fn full() -> SandboxRecord {
         pause_us: 0,
         bytes: 0,
         disks: vec![layers, vec![LayerRef::Blob(OLD)]],
+        volumes: Vec::new(),
     };
     SandboxRecord {
         memory: memory.clone(),

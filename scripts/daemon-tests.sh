@@ -182,6 +182,7 @@ daemon_cases() {
         "$url" "$tag" "$level" "$bin/forkd machine exec --no-sync --" "$restart"
     daemon_case "daemon: one scenario, TypeScript" node "$clients/scenario.mjs" "$root/sdk/typescript/dist/esm/index.js" \
         "$root/sdk/conformance/scenario.json" "$url" "$tag"
+    daemon_case "daemon: volumes" bash "$clients/volumes.sh" "$bin/forkd" "$tag" "$restart" "$bin/forkd" machine exec --no-sync --
     daemon_case "daemon: many branches" python3 "$clients/branches.py" "$url" "$tag" "$branches"
     daemon_case "daemon: scenarios with real VMMs" real_vmms "${real_scenarios[@]:0:scenarios}"
     # Runs in the machine: QEMU's user network drops connections if there are many and the guest is slow.

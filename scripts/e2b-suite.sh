@@ -10,8 +10,8 @@
 # VERSION is that of the SDK on the package registry. CHECKOUT is a copy of E2B's repository, or of that of the code
 # interpreter; no part of it is in this repository. The daemon is the one that FORKD_URL names, and `prepare` needs the
 # machine of FORKD_MACHINE. Results are kept in the cache, one file for each suite and version. FORKD_E2B_JOBS is the
-# number of tests at once. FORKD_E2B_PATIENCE multiplies the time of a test and the ten seconds that the sandboxes of the
-# git tests live, for emulated machines; 1 is as E2B has them.
+# number of tests at once. FORKD_E2B_PATIENCE multiplies the time of a test, the ten seconds that the sandboxes of the
+# git tests live, and the sixty of those of the code interpreter, for emulated machines; 1 is as E2B has them.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 suite=$root/tests/e2e/e2b
@@ -89,6 +89,7 @@ interpreter_suite() {
     work=$(mktemp -d)
     at_end "rm -rf '$work'"
     cp -r "$checkout/python/tests" "$checkout/python/pytest.ini" "$work/"
+    sed -i "s/setdefault(\"timeout\", 60)/setdefault(\"timeout\", $((60 * FORKD_E2B_PATIENCE)))/" "$work/tests/conftest.py"
     (cd "$work" && "$python" -m pytest -q -n "$jobs" -p no:cacheprovider --timeout $((60 * FORKD_E2B_PATIENCE)) -o junit_family=xunit1 \
         --junitxml="$work/report.xml" ${1:+-k "$1"} tests) >"$results/interpreter-$version.log" 2>&1 || true
     collect interpreter "$version" "$work/report.xml"

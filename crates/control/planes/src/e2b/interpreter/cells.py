@@ -58,6 +58,9 @@ def load():
         displayhook_class = Type(Hook)
         display_pub_class = Type(Publisher)
 
+        def enable_gui(self, gui=None):
+            """Plots are pictures: no event loop of a window runs beside the cells."""
+
         def _showtraceback(self, etype, evalue, stb):
             failures.append({"name": etype.__name__, "message": str(evalue), "traceback": "\n".join(stb)})
 
@@ -133,7 +136,7 @@ def load():
 
 
 def show_saved_pictures():
-    """A picture that is saved under a name is shown as well. Done once PIL is loaded."""
+    """A picture that is shown, or saved under a name, is a result. Done once PIL is loaded."""
     image = sys.modules.get("PIL.Image")
     if image is None or hasattr(image.Image, "_forkd_save"):
         return
@@ -147,6 +150,8 @@ def show_saved_pictures():
         return save(self, fp, format, **options)
 
     image.Image.save = save_and_show
+    # The viewers of PIL would start a program for a screen.
+    image.Image.show = lambda self, title=None: display(self)
 
 
 def run(code, variables):

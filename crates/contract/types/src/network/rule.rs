@@ -206,11 +206,19 @@ fn parse_target(rule: &str, text: &str) -> Result<Target, InvalidRule> {
         })?;
         return Ok(Target::Range(cidr));
     }
-    let name = text.parse().map_err(|source| InvalidRule::Name {
+    let name: NamePattern = text.parse().map_err(|source| InvalidRule::Name {
         text: rule.to_owned(),
         source,
     })?;
-    Ok(Target::Name(name))
+    // `Host` and `host.` are written as `host`, and would be read back as the group.
+    let written = name.to_string();
+    match Group::ALL
+        .into_iter()
+        .find(|group| group.as_str() == written)
+    {
+        Some(group) => Ok(Target::Group(group)),
+        None => Ok(Target::Name(name)),
+    }
 }
 
 fn parse_ports(rule: &str, text: &str) -> Result<(PortSet, Option<Protocol>), InvalidRule> {
@@ -307,6 +315,16 @@ mod tests {
         }
         let loose: Rule = "  allow   Host.EXAMPLE.:443-443,444 ".parse().unwrap();
         assert_eq!(loose.to_string(), "allow host.example:443-444");
+    }
+
+    /// A policy is stored as text, so a rule must not turn into another one when it is read back.
+    #[test]
+    fn a_group_is_a_group_however_it_is_written() {
+        for text in ["allow Host:11434", "allow host.:11434", "allow HOST:11434"] {
+            let rule: Rule = text.parse().unwrap();
+            assert_eq!(rule.target, Target::Group(Group::Host), "{text}");
+            assert_eq!(rule.to_string(), "allow host:11434");
+        }
     }
 
     #[test]

@@ -132,10 +132,36 @@ fn codes(method: &str, path: &str, operation: &Operation) -> BTreeSet<C> {
     if operation.tags.iter().flatten().any(|tag| tag == "guest") {
         codes.extend(AGENT);
     }
-    for part in of_route(method, path) {
+    for part in of_route(method, path)
+        .iter()
+        .chain(of_volumes(method, path))
+    {
         codes.extend(*part);
     }
     codes
+}
+
+/// Codes of a request that names volumes.
+const VOLUMES: &[C] = &[C::InvalidName, C::VolumeNotFound, C::VolumeInUse];
+
+/// Codes that come from volumes.
+fn of_volumes(method: &str, path: &str) -> &'static [&'static [C]] {
+    match (method, path) {
+        ("post", routes::SANDBOXES | routes::SNAPSHOTS) => &[VOLUMES, &[C::WrongState]],
+        ("post", routes::SNAPSHOT_PACK) => &[&[C::WrongState]],
+        ("post", routes::VOLUMES | routes::VOLUME_IMAGE) => &[
+            &[C::InvalidName, C::AlreadyExists, C::Unsupported],
+            &[C::ShuttingDown, C::LimitReached, C::NoSpace],
+        ],
+        ("get" | "delete", routes::VOLUME) => &[VOLUMES],
+        ("post", routes::VOLUME_COMMIT) => &[
+            OWNER,
+            VOLUMES,
+            &[C::VolumeConflict, C::Unsupported],
+            &[C::AgentUnreachable, C::AgentFailed, C::SnapshotBroken],
+        ],
+        _ => &[],
+    }
 }
 
 /// Codes that a route can return besides those that follow from its form.

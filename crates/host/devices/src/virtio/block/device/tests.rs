@@ -324,3 +324,27 @@ fn discards_count_for_the_rate_limit() {
     rig.kick(0);
     assert_eq!(rig.used(0), None, "the discard has used up the burst");
 }
+
+#[test]
+fn an_empty_device_takes_one_disk_later() {
+    let nothing = tempfile::tempfile().unwrap();
+    let empty = disk::open(nothing, Vec::new(), false).unwrap();
+    let mut rig = rig_with(empty, RateLimit::default());
+    // The configuration begins with the number of sectors.
+    assert_eq!(rig.get(0x100), 0);
+    assert_eq!(request(&mut rig, 0, 0, &[], 512).0, IOERR);
+    let attach = |rig: &Rig, disk| {
+        let done = rig
+            .transport
+            .with(|block: &mut Block| block.attach(disk, "volume"));
+        done.unwrap()
+    };
+    assert!(attach(&rig, raw(true)).is_err());
+    attach(&rig, raw(false)).unwrap();
+    assert!(attach(&rig, raw(false)).is_err());
+    assert_eq!(u64::from(rig.get(0x100)), SIZE / SECTOR);
+    assert_eq!(request(&mut rig, 1, 3, &[7; 512], 0).0, OK);
+    assert_eq!(request(&mut rig, 0, 3, &[], 512).1, [7; 512]);
+    // The serial number is that of the disk.
+    assert_eq!(&request(&mut rig, 8, 0, &[], 20).1[..7], b"volume\0");
+}

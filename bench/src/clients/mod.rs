@@ -221,7 +221,7 @@ struct Conditions {
 }
 
 impl Report {
-    /// What a call of a library takes longer than the same request without it, in milliseconds.
+    /// Milliseconds by which a call of a library exceeds the same request without it.
     fn overheads(&self) -> BTreeMap<&str, f64> {
         let p50 = |client: &str, measure: &str| {
             let row = |row: &&Row| row.client == client && row.measure == measure;

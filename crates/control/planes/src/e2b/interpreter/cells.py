@@ -11,6 +11,20 @@ import sys
 import types
 
 
+def plain(data):
+    """Media types with values that JSON can hold."""
+    found = {}
+    for media, value in data.items():
+        if isinstance(value, bytes):
+            value = base64.b64encode(value).decode()
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            value = str(value)
+        found[media] = value
+    return found
+
+
 def load():
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
@@ -21,19 +35,6 @@ def load():
 
     shown = []
     failures = []
-
-    def plain(data):
-        """Media types with values that JSON can hold."""
-        found = {}
-        for media, value in data.items():
-            if isinstance(value, bytes):
-                value = base64.b64encode(value).decode()
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError, RecursionError):
-                value = str(value)
-            found[media] = value
-        return found
 
     class Publisher(DisplayPublisher):
         def publish(self, data, metadata=None, **options):

@@ -306,24 +306,6 @@ fn a_certificate_that_is_none_is_named_by_the_doctor() {
 }
 
 #[test]
-fn a_limit_that_is_not_kept_is_said() {
-    let user = User::new();
-    let child = r#"[{"id": "sb-1", "snapshot_tag": "t", "netns": null, "guest_addr": "10.42.0.2:8888",
-        "created_at_unix": 1, "pid": 2, "memory_limit_mib": null, "has_branched": false,
-        "last_branch_memory_path": null, "branch_count": 0, "state": "running", "ready_us": 1500}]"#;
-    let fake = Fake::new("201 Created", child);
-    let args = ["spawn", "--tag", "t", "--memory-limit-mib", "300"];
-    let output = user.command(&args).env("FORKD_URL", &fake.url).output();
-    insta::assert_snapshot!(user.show(output.unwrap()), @r"
-    exit: 0
-    --- stdout
-    ✓ sb-1 ready=1.5ms
-    --- stderr
-    warning: 1 of 1 sandboxes run without the memory limit of 300 MiB; the daemon's log says why it could not be set
-    ");
-}
-
-#[test]
 fn a_checkpoint_that_is_forgotten_is_data_too() {
     let user = User::new();
     let fake = Fake::new("204 No Content", "");

@@ -174,6 +174,7 @@ expect 0 '^NAME +OWNER +ROLE' token ls
 expect 1 'no token cli-user' token revoke cli-user
 expect 0 '^NAME +STATE +LOAD' node ls
 expect 1 'there is no image cli-none' export cli-none oci-archive:"$work/none.tar"
+expect 1 'there is no volume cli-none' volume rm cli-none
 expect 0 'nothing to remove|WHAT' cleanup
 expect 0 'fail=0' doctor
 

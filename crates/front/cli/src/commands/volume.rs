@@ -57,7 +57,7 @@ pub fn run(args: VolumeCommandArgs, ui: &Ui) -> CliResult {
         if args.json {
             ui.json(&one)?;
         } else {
-            ui.line(table(HEADS, [row(&one)].into_iter()))?;
+            ui.line(table(HEADS, [row(&one)]))?;
         }
         Ok(Exit::OK)
     })

@@ -223,12 +223,19 @@ async fn start_guest(
         .app
         .blocking(move |app| vm_files(app, &record))
         .await?;
-    let (manifest, snapshot) = (&source.manifest, &source.files);
-    launch::restore(&owner.vmm, manifest, snapshot, &files, frames, true).await?;
+    launch::restore(
+        &owner.vmm,
+        &source.manifest,
+        &source.files,
+        &files,
+        frames,
+        true,
+    )
+    .await?;
     metrics::histogram!("forkd_restore_seconds").record(started.elapsed().as_secs_f64());
-    volumes::attach(owner, manifest.disks.len(), &files).await?;
+    volumes::attach(owner, source.manifest.disks.len(), &files).await?;
     let (client, report) = identity::assume(sandbox, owner.app.config.ready_timeout).await?;
-    volumes::mount(&client, &sandbox.record(), manifest.disks.len()).await?;
+    volumes::mount(&client, &sandbox.record(), source.manifest.disks.len()).await?;
     sandbox.keep_agent(Some(client)).await;
     Ok((files, report))
 }

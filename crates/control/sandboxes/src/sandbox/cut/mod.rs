@@ -236,9 +236,12 @@ fn announce(app: &App, sandbox: &SandboxHandle, tag: Option<&Tag>, error: Option
     tracing::warn!(sandbox = %sandbox.id, ?tag, error = error.chain(), "the cut failed");
     if let Some(tag) = tag {
         // The tag may have no owner any more.
-        let owner = Some(sandbox.owner());
-        let kind = EventKind::SnapshotFailed;
-        app.events.tell_of(owner, kind, tag, Some(error.chain()));
+        app.events.tell_of(
+            Some(sandbox.owner()),
+            EventKind::SnapshotFailed,
+            tag,
+            Some(error.chain()),
+        );
     }
 }
 

@@ -81,7 +81,7 @@ pub const ALL: &[Spec] = &[
             1. Start one sandbox with spawn_sandboxes (snapshot: {snapshot}; if none is given, choose one from \
             list_snapshots) and prepare everything that all ways share.\n\
             2. Call fork_sandbox with the number of ways. Each copy goes on from this very state.\n\
-            3. Try one way in each copy, and measure all of them with the same command.\n\
+            3. Try one way in each copy with exec_command, and measure all of them with the same command.\n\
             4. Keep the copy with the best result, delete the others with kill_sandbox, and report the comparison.",
     },
     Spec {
@@ -98,9 +98,9 @@ pub const ALL: &[Spec] = &[
         ],
         tools: &["checkpoint", "rollback", "exec_command"],
         text: "Carry out this task in the forkd sandbox {sandbox_id}:\n\n{task}\n\n\
-            Before each step that may break something, call checkpoint. If the step fails, call rollback: memory, \
-            processes and files are then as they were. Do not repair a broken state by hand. Report which steps you \
-            rolled back, and why.",
+            Work with exec_command. Before each step that may break something, call checkpoint. If the step fails, \
+            call rollback: memory, processes and files are then as they were. Do not repair a broken state by hand. \
+            Report which steps you rolled back, and why.",
     },
 ];
 

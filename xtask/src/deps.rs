@@ -53,6 +53,7 @@ const ALLOWED: &[Row] = &[
     ("host/memory", &["base/os", "contract/types", "contract/vmm-proto", "host/sys"]),
     ("host/devices", &["contract/types", "contract/formats", "contract/vmm-proto", "host/sys", "host/memory"]),
     ("host/net", &["base/os", "base/channel", "contract/types", "contract/net-proto", "host/sys"]),
+    ("host/broker", &["base/os", "base/channel", "contract/types", "contract/net-proto", "host/sys"]),
     ("host/vmm", &["contract/types", "contract/vmm-proto", "host/*"]),
     ("host/firecracker", &["base/os", "contract/types", "contract/formats", "contract/vmm-proto", "host/sys", "host/devices"]),
     ("host/spawner", &["base/os", "contract/types", "contract/vmm-proto", "host/sys"]),

@@ -119,6 +119,7 @@ struct Rig {
     buffer: Vec<u8>,
     /// The next byte that each connection expects of the engine.
     expected: [u32; 4],
+    id: forkd_types::SandboxId,
 }
 
 impl Rig {
@@ -144,6 +145,7 @@ impl Rig {
             host: HostAddresses::default(),
             buffer: Vec::new(),
             expected: [0; 4],
+            id: "sb-1".parse().expect("an ID"),
         }
     }
 
@@ -158,6 +160,8 @@ impl Rig {
             host: &self.host,
             resolvers: &[],
             floor: &[],
+            id: &self.id,
+            broker: None,
             buffer: &mut self.buffer,
         };
         work(&mut self.sandbox, &mut cx)

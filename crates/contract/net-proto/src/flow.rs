@@ -31,6 +31,11 @@ pub enum Reason {
     Unreachable,
     /// The guest has sent as many bytes as it may in all.
     Quota,
+    /// A host with an injected secret is reached by its name, over TLS, on the port of the injection, and in no other
+    /// way.
+    SecretHost,
+    /// The broker of secrets does not take the connection.
+    NoBroker,
 }
 
 /// An entry of the flow log. Written when a flow is denied or when it ends.

@@ -12,12 +12,15 @@
 //!
 //! Sandboxes stay attached when the controller goes away. The next controller compares [`NetCommand::List`] with its
 //! records.
+//!
+//! [`broker`] is the protocol of `forkd-broker`, which adds secrets to requests of guests.
 
+pub mod broker;
 mod flow;
 
 use std::net::{IpAddr, SocketAddr};
 
-use forkd_types::{Policy, Rule, SandboxId};
+use forkd_types::{HostPort, Policy, Rule, SandboxId};
 pub use forkd_vmm_proto::{FdIndex, MAX_MESSAGE, WireError, decode, encode};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -25,7 +28,7 @@ use thiserror::Error;
 pub use flow::{FlowRecord, NetCounters, OpenFlow, Reason, Verdict};
 
 /// The version that both sides name in their hello.
-pub const NET_VERSION: u32 = 2;
+pub const NET_VERSION: u32 = 3;
 
 /// The address of every guest, with the length of its prefix.
 pub const GUEST_ADDRESS: [u8; 4] = [10, 42, 0, 2];
@@ -64,6 +67,8 @@ pub enum NetCommand {
     Attach {
         id: SandboxId,
         policy: Policy,
+        /// Hosts whose TLS connections go to the broker of secrets, and nowhere else.
+        brokered: Vec<HostPort>,
         /// Changes with every policy of the sandbox.
         generation: u64,
         /// One end of a `SOCK_SEQPACKET` pair; the VMM has the other end.
@@ -73,7 +78,13 @@ pub enum NetCommand {
     SetPolicy {
         id: SandboxId,
         policy: Policy,
+        brokered: Vec<HostPort>,
         generation: u64,
+    },
+    /// Sends flows to brokered hosts to this broker from now on. Flows that an earlier broker has stay with it.
+    SetBroker {
+        /// One end of a `SOCK_SEQPACKET` pair; the broker has the other end.
+        link: FdIndex,
     },
     /// Ends every flow. Both ends of each TCP connection get a reset.
     Reset { id: SandboxId },
@@ -102,7 +113,11 @@ impl NetCommand {
             | Self::Stats { id }
             | Self::Flows { id }
             | Self::Log { id, .. } => Some(id),
-            Self::Hello { .. } | Self::Configure { .. } | Self::Totals | Self::List { .. } => None,
+            Self::Hello { .. }
+            | Self::Configure { .. }
+            | Self::SetBroker { .. }
+            | Self::Totals
+            | Self::List { .. } => None,
         }
     }
 }
@@ -258,6 +273,10 @@ mod tests {
             command: NetCommand::SetPolicy {
                 id: "sb-0000000000000000".parse().unwrap(),
                 policy,
+                brokered: vec![
+                    format!("{name}:65535").parse().unwrap();
+                    forkd_types::MAX_INJECTIONS
+                ],
                 generation: u64::MAX,
             },
         };

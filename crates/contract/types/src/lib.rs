@@ -11,6 +11,7 @@ mod id;
 mod network;
 mod node;
 mod path_error;
+mod secret;
 mod size;
 mod tag;
 
@@ -20,11 +21,13 @@ pub use dirs::data_dir;
 pub use engine::{Engine, InvalidEngine};
 pub use id::{InvalidSandboxId, SandboxId};
 pub use network::{
-    Action, Cidr, DomainName, Group, InvalidCidr, InvalidDomain, InvalidMode, InvalidPolicy,
-    InvalidPorts, InvalidRule, MAX_CONNECTIONS, MAX_RULES, Mode, NamePattern, NetLimits, Policy,
-    PortSet, Protocol, Rule, Target,
+    Action, Cidr, DomainName, Group, HeaderName, HostPort, InjectRule, InvalidCidr, InvalidDomain,
+    InvalidInject, InvalidMode, InvalidPolicy, InvalidPorts, InvalidRule, MAX_CONNECTIONS,
+    MAX_INJECTIONS, MAX_RULES, Mode, NamePattern, NetLimits, Policy, PortSet, Protocol, Rule,
+    Target, Template, TemplatePart, VariableName,
 };
 pub use node::{InvalidNodeName, NodeName};
 pub use path_error::{PathError, path_error};
+pub use secret::{InvalidSecretName, InvalidSecretValue, MAX_SECRET, SecretName, SecretValue};
 pub use size::{InvalidSize, MiB, PAGE_SIZE};
 pub use tag::{InvalidTag, Tag};

@@ -1,8 +1,9 @@
-//! How tokio programs talk to VMM processes, to `forkd-spawn` and to `forkd-net`.
+//! How tokio programs talk to VMM processes, to `forkd-spawn`, to `forkd-net` and to `forkd-broker`.
 //!
-//! All speak packets over a `SOCK_SEQPACKET` socket; [`Vmm`], [`Spawner`] and [`NetEngine`] match answers to requests
-//! and hand everything that comes unasked to a channel.
+//! All speak packets over a `SOCK_SEQPACKET` socket; [`Vmm`], [`Spawner`], [`NetEngine`] and [`Broker`] match answers to
+//! requests and hand everything that comes unasked to a channel.
 
+mod broker;
 mod link;
 mod net;
 mod process;
@@ -10,6 +11,7 @@ mod socket;
 mod spawner;
 mod vmm;
 
+pub use broker::{Broker, BrokerCallError, BrokerNews, Refused, broker_pair, end_broker};
 pub use link::LinkError;
 pub use net::{LogPage, NetEngine, NetEngineError, NetEvent, NetNews, end_net_engine, frame_pair};
 pub use process::Process;

@@ -12,7 +12,7 @@ use forkd_net_proto::{
     EndCause, FdIndex, FlowRecord, FromNet, NET_VERSION, NetCommand, NetCounters, NetError,
     NetReply, NetRequest, NetStats, NetWalls, OpenFlow,
 };
-use forkd_types::{Policy, Rule, SandboxId};
+use forkd_types::{HostPort, Policy, Rule, SandboxId};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -160,9 +160,11 @@ impl NetEngine {
         generation: u64,
         frames: &OwnedFd,
     ) -> Result<(), NetEngineError> {
+        let (policy, brokered) = for_engine(policy);
         let attach = NetCommand::Attach {
             id: id.clone(),
             policy,
+            brokered,
             generation,
             frames: FdIndex(0),
         };
@@ -176,12 +178,20 @@ impl NetEngine {
         policy: Policy,
         generation: u64,
     ) -> Result<(), NetEngineError> {
+        let (policy, brokered) = for_engine(policy);
         let set = NetCommand::SetPolicy {
             id: id.clone(),
             policy,
+            brokered,
             generation,
         };
         self.done(set, None).await
+    }
+
+    /// Sends connections to hosts with an injection to the broker at the other end of this link.
+    pub async fn set_broker(&self, link: &OwnedFd) -> Result<(), NetEngineError> {
+        let command = NetCommand::SetBroker { link: FdIndex(0) };
+        self.done(command, Some(link)).await
     }
 
     /// Ends every connection of a sandbox.
@@ -280,6 +290,15 @@ impl NetEngine {
             FromNet::Ended { .. } | FromNet::Denied { .. } => Err(LinkError::Closed.into()),
         }
     }
+}
+
+/// The part of a policy that the engine enforces, and the hosts that it leaves to the broker. The engine never learns
+/// which secret is meant.
+fn for_engine(policy: Policy) -> (Policy, Vec<HostPort>) {
+    let mut brokered: Vec<HostPort> = policy.inject().iter().map(|rule| rule.to.clone()).collect();
+    brokered.sort();
+    brokered.dedup();
+    (policy.without_inject(), brokered)
 }
 
 /// A report of the engine.

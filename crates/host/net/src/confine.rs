@@ -15,7 +15,7 @@ pub mod self_test;
 use std::path::{Path, PathBuf};
 
 use forkd_net_proto::{MissingWall, NetWall, NetWalls};
-use forkd_sys::jail::{JailError, ServiceWalls, confine_service};
+use forkd_sys::jail::{JailError, ServiceWalls, confine_service, service_user};
 use seccompiler::{BpfProgram, TargetArch, apply_filter_all_threads, compile_from_json};
 use thiserror::Error;
 
@@ -24,10 +24,8 @@ use crate::program::resolvers;
 const FILTERS: &[u8] = include_bytes!("../../../../resources/seccomp/forkd-net.json");
 /// The name of the filter in the list.
 const ENGINE: &str = "engine";
-/// User IDs that engines may have, below those of VMMs. Distributions and systemd give out none of them.
+/// User IDs that engines may have, below those of VMMs.
 const FIRST_USER: u32 = 1_899_990_000;
-/// How many engines of one host have a user ID of their own.
-const USERS: u64 = 1024;
 
 /// A wall that could not be put up.
 #[derive(Debug, Error)]
@@ -44,7 +42,8 @@ pub enum ConfineError {
 pub fn enter(socket: &Path) -> Result<NetWalls, ConfineError> {
     let folder = resolvers_folder();
     let readable: Vec<&Path> = folder.iter().map(PathBuf::as_path).collect();
-    let ServiceWalls { user, landlock } = confine_service(user_of(socket), &readable)?;
+    let ServiceWalls { user, landlock } =
+        confine_service(service_user(FIRST_USER, socket), &readable)?;
     let mut walls = NetWalls {
         standing: vec![NetWall::Capabilities, NetWall::Seccomp],
         missing: Vec::new(),
@@ -76,13 +75,4 @@ fn filter() -> Result<BpfProgram, ConfineError> {
 fn resolvers_folder() -> Option<PathBuf> {
     let list = std::fs::canonicalize(resolvers::LIST).ok()?;
     list.parent().map(Path::to_owned)
-}
-
-/// A user ID that another engine of this host most likely does not have: FNV-1a of the path of the socket.
-fn user_of(socket: &Path) -> u32 {
-    let bytes = socket.as_os_str().as_encoded_bytes();
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    FIRST_USER + u32::try_from(hash % USERS).unwrap_or(0)
 }

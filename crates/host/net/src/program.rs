@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use forkd_channel::{Channel, ChannelError};
 use forkd_net_proto::{
-    FromNet, MAX_IDS, MAX_MESSAGE, NET_VERSION, NetCommand, NetCounters, NetError, NetReply,
-    NetRequest, NetWalls, decode, encode,
+    FdIndex, FromNet, MAX_IDS, MAX_MESSAGE, NET_VERSION, NetCommand, NetCounters, NetError,
+    NetReply, NetRequest, NetWalls, decode, encode,
 };
 use forkd_types::{Rule, SandboxId};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -247,6 +247,7 @@ impl Program {
             NetCommand::Attach {
                 id,
                 policy,
+                brokered,
                 generation,
                 frames,
             } => {
@@ -269,6 +270,7 @@ impl Program {
                         id,
                         attachment,
                         policy,
+                        brokered,
                         generation,
                         frames,
                     },
@@ -280,6 +282,7 @@ impl Program {
             NetCommand::Configure { floor, resolvers } => {
                 Some(Ok(self.configure(floor.into(), &resolvers)))
             }
+            NetCommand::SetBroker { link } => Some(self.set_broker(link, fds)),
             command => {
                 let id = command.sandbox()?.clone();
                 let Some(attached) = self.sandboxes.get(&id) else {
@@ -368,11 +371,33 @@ impl Program {
             self.give(index, job);
         }
         drop(done);
+        self.wait_for_workers(&receiver);
+        NetReply::Done
+    }
+
+    /// Gives every worker the link to the broker and waits until they use it.
+    fn set_broker(&self, link: FdIndex, fds: Vec<OwnedFd>) -> Result<NetReply, NetError> {
+        let link = fds.into_iter().nth(usize::from(link.0));
+        let link = link.ok_or(NetError::NoDescriptor)?;
+        rustix::io::ioctl_fionbio(&link, true).map_err(|error| NetError::Socket {
+            reason: error.to_string(),
+        })?;
+        let link = Arc::new(link);
+        let (done, receiver) = channel();
+        for index in 0..self.workers.len() {
+            let (link, done) = (Arc::clone(&link), done.clone());
+            self.give(index, Job::SetBroker { link, done });
+        }
+        drop(done);
+        self.wait_for_workers(&receiver);
+        Ok(NetReply::Done)
+    }
+
+    /// A worker that is busy gets to a setting before it gets to later commands.
+    fn wait_for_workers(&self, receiver: &Receiver<()>) {
         for _ in &self.workers {
-            // A worker that is busy gets to the settings before it gets to later commands.
             let _ = receiver.recv_timeout(WORKERS_TIME);
         }
-        NetReply::Done
     }
 
     fn give(&self, worker: usize, job: Job) {

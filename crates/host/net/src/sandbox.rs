@@ -4,6 +4,7 @@
 //! number is part of the token that epoll returns. A stale event for a slot that was used again is harmless: every
 //! operation asks the kernel and takes "not now" for an answer.
 
+mod brokered;
 mod datagrams;
 mod local;
 mod questions;
@@ -16,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use forkd_net_proto::{FlowRecord, MAX_ENTRIES, NetCounters, NetStats, OpenFlow, Reason, Verdict};
-use forkd_types::{DomainName, Policy, Protocol, Rule};
+use forkd_types::{DomainName, HostPort, Policy, Protocol, Rule, SandboxId};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -50,6 +51,9 @@ pub struct Context<'a> {
     pub resolvers: &'a [SocketAddr],
     /// The rules of the operator.
     pub floor: &'a [Rule],
+    pub id: &'a SandboxId,
+    /// The link to the broker of secrets.
+    pub broker: Option<BorrowedFd<'a>>,
     /// Room for the largest frame.
     pub buffer: &'a mut Vec<u8>,
 }
@@ -86,6 +90,8 @@ pub struct Sandbox {
     out: FrameOut,
     mac: [u8; 6],
     policy: Policy,
+    /// Hosts that are reached through the broker of secrets only.
+    brokered: Vec<HostPort>,
     generation: u64,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -124,6 +130,7 @@ impl Sandbox {
             out: FrameOut::new(socket),
             mac: [0xff; 6],
             policy,
+            brokered: Vec::new(),
             generation,
             slots: Vec::new(),
             free: Vec::new(),
@@ -304,8 +311,10 @@ impl Sandbox {
                 (Some(said), None) => *said,
                 (None, _) => Said::NotYet,
             };
+            let stays = self.stays_where_it_is(slot);
             match self.decide(key, said, cx) {
                 Decision::Deny(reason) => self.cut(slot, reason, cx),
+                _ if !stays => self.cut(slot, Reason::SecretHost, cx),
                 // What the client said first is gone, so such a flow has to prove itself again.
                 Decision::Undecided if key.protocol == Protocol::Tcp => {
                     self.cut(slot, Reason::NameMismatch, cx)
@@ -448,13 +457,8 @@ impl Sandbox {
             Slot::Dns(query) => Some(query.socket.as_fd()),
             Slot::Local(_) | Slot::Free => None,
         };
-        let flags = epoll::EventFlags::IN
-            | epoll::EventFlags::OUT
-            | epoll::EventFlags::RDHUP
-            | epoll::EventFlags::ET;
-        let token = epoll::EventData::new_u64(u64::from(cx.index) << 32 | u64::from(index));
         if let Some(socket) = socket
-            && let Err(error) = epoll::add(cx.epoll, socket, token, flags)
+            && let Err(error) = epoll::add(cx.epoll, socket, token(cx.index, index), READINESS)
         {
             self.free.push(index);
             return Err(error);
@@ -511,6 +515,17 @@ impl Sandbox {
             self.log.add(record);
         }
     }
+}
+
+/// Everything that a relay waits for, edge-triggered.
+const READINESS: epoll::EventFlags = epoll::EventFlags::IN
+    .union(epoll::EventFlags::OUT)
+    .union(epoll::EventFlags::RDHUP)
+    .union(epoll::EventFlags::ET);
+
+/// The token of a slot of a sandbox.
+fn token(sandbox: u32, slot: u32) -> epoll::EventData {
+    epoll::EventData::new_u64(u64::from(sandbox) << 32 | u64::from(slot))
 }
 
 fn millis(time: Duration) -> u64 {

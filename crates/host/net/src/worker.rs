@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
 use forkd_net_proto::{EndCause, NetCommand, NetCounters, NetError, NetReply};
-use forkd_types::{Policy, Rule, SandboxId};
+use forkd_types::{HostPort, Policy, Rule, SandboxId};
 use rustix::event::{Timespec, epoll};
 
 use crate::host_addresses::{HostAddresses, HostTables};
@@ -38,6 +38,7 @@ pub enum Job {
         /// Tells this attachment from earlier ones of the same sandbox.
         attachment: u64,
         policy: Policy,
+        brokered: Vec<HostPort>,
         generation: u64,
         frames: OwnedFd,
     },
@@ -53,6 +54,11 @@ pub enum Job {
     },
     /// The sum of all counters.
     Totals(Sender<NetCounters>),
+    /// The broker for flows from now on.
+    SetBroker {
+        link: Arc<OwnedFd>,
+        done: Sender<()>,
+    },
 }
 
 /// Who asked, and under which number.
@@ -108,6 +114,7 @@ pub struct Worker {
     fixed_resolvers: Vec<SocketAddr>,
     resolvers: Vec<SocketAddr>,
     floor: Arc<[Rule]>,
+    broker: Option<Arc<OwnedFd>>,
     refreshed: Instant,
     ticked: Instant,
     buffer: Vec<u8>,
@@ -145,6 +152,7 @@ impl Worker {
             fixed_resolvers,
             resolvers: Vec::new(),
             floor: Arc::new([]),
+            broker: None,
             refreshed: now,
             ticked: now,
             buffer: Vec::with_capacity(wire::MAX_FRAME),
@@ -261,6 +269,8 @@ impl Worker {
             host: &self.host,
             resolvers: &self.resolvers,
             floor: &self.floor,
+            id: &served.id,
+            broker: self.broker.as_ref().map(AsFd::as_fd),
             buffer: &mut self.buffer,
         };
         let sandbox = &mut served.sandbox;
@@ -330,6 +340,7 @@ impl Worker {
                 id,
                 attachment,
                 policy,
+                brokered,
                 generation,
                 frames,
             } => {
@@ -337,7 +348,8 @@ impl Worker {
                     self.end(place, None);
                 }
                 let spent = self.spent.remove(&id).unwrap_or(0);
-                let sandbox = Sandbox::new(frames, policy, generation, spent, now);
+                let mut sandbox = Sandbox::new(frames, policy, generation, spent, now);
+                sandbox.set_brokered(brokered);
                 let result = self.admit(Served {
                     id,
                     attachment,
@@ -364,6 +376,10 @@ impl Worker {
                         After::Busy
                     });
                 }
+                let _ = done.send(());
+            }
+            Job::SetBroker { link, done } => {
+                self.broker = Some(link);
                 let _ = done.send(());
             }
             Job::Totals(answer) => {
@@ -424,8 +440,12 @@ impl Worker {
 fn serve(sandbox: &mut Sandbox, command: NetCommand, cx: &mut Context<'_>) -> NetReply {
     match command {
         NetCommand::SetPolicy {
-            policy, generation, ..
+            policy,
+            brokered,
+            generation,
+            ..
         } => {
+            sandbox.set_brokered(brokered);
             sandbox.set_policy(policy, generation, cx);
             NetReply::Done
         }
@@ -450,6 +470,7 @@ fn serve(sandbox: &mut Sandbox, command: NetCommand, cx: &mut Context<'_>) -> Ne
         | NetCommand::Detach { .. }
         | NetCommand::Hello { .. }
         | NetCommand::Configure { .. }
+        | NetCommand::SetBroker { .. }
         | NetCommand::Totals
         | NetCommand::List { .. } => NetReply::Done,
     }
@@ -480,6 +501,7 @@ mod tests {
             id: id.parse().unwrap(),
             attachment: 1,
             policy: Policy::none(),
+            brokered: Vec::new(),
             generation: 1,
             frames: engine.into(),
         };

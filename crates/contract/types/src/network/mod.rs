@@ -9,6 +9,7 @@
 
 mod cidr;
 mod domain;
+mod inject;
 mod ports;
 mod rule;
 
@@ -20,6 +21,10 @@ use thiserror::Error;
 
 pub use cidr::{Cidr, InvalidCidr};
 pub use domain::{DomainName, InvalidDomain, NamePattern};
+pub use inject::{
+    HeaderName, HostPort, InjectRule, InvalidInject, MAX_INJECTIONS, Template, TemplatePart,
+    VariableName,
+};
 pub use ports::{InvalidPorts, PortSet};
 pub use rule::{Action, Group, InvalidRule, Protocol, Rule, Target};
 
@@ -121,6 +126,7 @@ pub struct Policy {
     mode: Mode,
     rules: Vec<Rule>,
     limits: NetLimits,
+    inject: Vec<InjectRule>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -128,6 +134,7 @@ struct UncheckedPolicy {
     mode: Mode,
     rules: Vec<Rule>,
     limits: NetLimits,
+    inject: Vec<InjectRule>,
 }
 
 /// Why a policy is refused.
@@ -141,6 +148,10 @@ pub enum InvalidPolicy {
     Connections { value: u32 },
     #[error("{name} must not be 0")]
     Zero { name: &'static str },
+    #[error("the mode none reaches no host, so no secret can be injected")]
+    InjectWithNone,
+    #[error(transparent)]
+    Inject(#[from] InvalidInject),
 }
 
 impl Policy {
@@ -176,7 +187,28 @@ impl Policy {
             mode,
             rules,
             limits,
+            inject: Vec::new(),
         })
+    }
+
+    /// The policy with these injections in place of its own. An injection opens no host: a rule or the mode does.
+    pub fn with_inject(self, inject: Vec<InjectRule>) -> Result<Self, InvalidPolicy> {
+        if self.mode == Mode::None && !inject.is_empty() {
+            return Err(InvalidPolicy::InjectWithNone);
+        }
+        inject::check(&inject)?;
+        Ok(Self { inject, ..self })
+    }
+
+    /// The policy without injections, as a fork inherits it.
+    pub fn without_inject(self) -> Self {
+        let inject = Vec::new();
+        Self { inject, ..self }
+    }
+
+    /// The headers that get a secret.
+    pub fn inject(&self) -> &[InjectRule] {
+        &self.inject
     }
 
     pub fn mode(&self) -> Mode {
@@ -197,7 +229,7 @@ impl TryFrom<UncheckedPolicy> for Policy {
     type Error = InvalidPolicy;
 
     fn try_from(policy: UncheckedPolicy) -> Result<Self, Self::Error> {
-        Self::new(policy.mode, policy.rules, policy.limits)
+        Self::new(policy.mode, policy.rules, policy.limits)?.with_inject(policy.inject)
     }
 }
 
@@ -207,6 +239,7 @@ impl From<Policy> for UncheckedPolicy {
             mode: policy.mode,
             rules: policy.rules,
             limits: policy.limits,
+            inject: policy.inject,
         }
     }
 }

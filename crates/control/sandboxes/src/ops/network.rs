@@ -184,6 +184,8 @@ fn explain(flow: &FlowRecord, network: &NetworkRecord, floor: &[Rule]) -> (Strin
         Reason::Limit => "a limit of the policy".to_owned(),
         Reason::Unreachable => "the destination refused or did not answer".to_owned(),
         Reason::Quota => "the limit egress_mib_total of the policy".to_owned(),
+        Reason::SecretHost => "an injection: its host is reached over TLS by its name".to_owned(),
+        Reason::NoBroker => "the broker of secrets, which does not answer".to_owned(),
     };
     (reason, None)
 }

@@ -192,6 +192,11 @@ impl Sandbox {
             Reason::Limit => "a limit of the network policy".to_owned(),
             Reason::Quota => "the limit egress_mib_total of the network policy".to_owned(),
             Reason::Unreachable => "the destination refused or did not answer".to_owned(),
+            Reason::SecretHost => {
+                "the network policy: a host with a secret is reached over TLS by its name"
+                    .to_owned()
+            }
+            Reason::NoBroker => "the broker of secrets, which does not answer".to_owned(),
         }
     }
 

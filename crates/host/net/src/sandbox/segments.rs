@@ -10,6 +10,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
+use super::brokered::Way;
 use super::local::Service;
 use super::{Context, Key, Sandbox, Slot, millis};
 use crate::peek::{self, Peeked};
@@ -21,6 +22,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How long a client may take for its first bytes if the policy depends on them.
 const PEEK_TIME: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(2 * 3600);
+/// The first byte of TLS.
+const TLS: u8 = 0x16;
 /// Ports on which the client always speaks first.
 const CLIENT_FIRST: [u16; 2] = [80, 443];
 
@@ -37,6 +40,10 @@ pub struct TcpFlow {
     pinned: Option<DomainName>,
     /// The flow waits for the rate of the sandbox.
     waits: bool,
+    /// The other end of the host socket is the broker of secrets.
+    pub is_brokered: bool,
+    /// The first bytes decide, also if the policy allows the address.
+    peeks: bool,
 }
 
 enum Phase {
@@ -79,6 +86,11 @@ impl TcpFlow {
             Some(_) => None,
             None => self.pinned.clone(),
         }
+    }
+
+    /// Bytes may go both ways.
+    pub fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open { .. })
     }
 
     /// Makes the kernel send a reset to the peer when the socket is closed.
@@ -167,6 +179,7 @@ impl Sandbox {
 
     fn open_tcp(&mut self, key: Key, segment: &Segment<'_>, cx: &mut Context<'_>) {
         let pinned = self.pinned(key.to, cx.now);
+        let peeks = self.must_peek(&key);
         let verdict = match self.decide(key, Said::NotYet, cx) {
             Decision::Deny(reason) => Err(reason),
             _ if self.bytes.is_over(self.counters.bytes_up) => Err(Reason::Quota),
@@ -200,6 +213,8 @@ impl Sandbox {
                 claim: None,
                 pinned: pinned.clone(),
                 waits: false,
+                is_brokered: false,
+                peeks,
             })
         });
         let occupied = opened.and_then(|flow| {
@@ -264,7 +279,7 @@ impl Sandbox {
             self.refuse(slot, Reason::Unreachable, cx);
             return;
         }
-        let undecided = flow.reason == Reason::NameMismatch;
+        let undecided = flow.reason == Reason::NameMismatch || flow.peeks;
         let key = flow.key;
         let Phase::Connecting { syn, mss } = &flow.phase else {
             return;
@@ -406,8 +421,10 @@ impl Sandbox {
             self.close(slot, cx);
             return false;
         }
-        let claim = match peek::peek(&bytes) {
-            Peeked::Name(name) => Claim::Name(name),
+        let peeked = peek::peek(&bytes);
+        let tls = bytes.first() == Some(&TLS);
+        let claim = match &peeked {
+            Peeked::Name(name) => Claim::Name(name.clone()),
             Peeked::Hidden => Claim::Hidden,
             // On these ports another protocol could hide the name.
             Peeked::Other if CLIENT_FIRST.contains(&flow.key.port) => Claim::Hidden,
@@ -430,11 +447,16 @@ impl Sandbox {
             Claim::Name(name) => Said::Name(name),
         };
         let decision = self.decide(key, said, cx);
+        let way = self.way(&key, &peeked, tls, cx);
         let Some(Slot::Tcp(flow)) = self.slots.get_mut(slot as usize) else {
             return false;
         };
         flow.claim = Some(claim.clone());
         match decision {
+            Decision::Allow(_) if way == Way::Refused => {
+                self.cut(slot, Reason::SecretHost, cx);
+                false
+            }
             Decision::Allow(reason) => {
                 flow.reason = reason;
                 let taken = std::mem::replace(
@@ -448,6 +470,12 @@ impl Sandbox {
                     flow.phase = Phase::Open { guest };
                 }
                 self.counters.flows += 1;
+                if let (Way::Broker, Claim::Name(name)) = (way, &claim)
+                    && let Err(reason) = self.hand_over(slot, name, cx)
+                {
+                    self.cut(slot, reason, cx);
+                    return false;
+                }
                 true
             }
             Decision::Deny(reason) => {

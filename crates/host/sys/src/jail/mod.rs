@@ -21,7 +21,7 @@ mod void;
 pub use build::Prison;
 pub use landlock::{Confined, confine_paths, deny_paths, deny_paths_but, landlock_works};
 pub use rights::{close_other_descriptors, drop_rights, is_open, keep_rights};
-pub use service::{ServiceWalls, confine_service};
+pub use service::{ServiceWalls, confine_service, service_user};
 pub use start::{StartedProcess, end_with_parent, start_as_init};
 pub use user::{UserRange, enter_user_namespace};
 pub use void::{NAMESPACES, Void, make_namespace};

@@ -38,3 +38,16 @@ pub fn confine_service(user: u32, readable: &[&Path]) -> Result<ServiceWalls, Ja
         .map_err(|error| reason(&error));
     Ok(ServiceWalls { user, landlock })
 }
+
+/// How many programs of one kind have a user ID of their own on one host.
+const USERS: u64 = 1024;
+
+/// A user ID that another program of this kind most likely does not have: `first` and a hash (FNV-1a) of the path of the
+/// socket that the program listens on. Distributions and systemd give out none of the IDs from 1,899,990,000 on.
+pub fn service_user(first: u32, socket: &Path) -> u32 {
+    let bytes = socket.as_os_str().as_encoded_bytes();
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    first + u32::try_from(hash % USERS).unwrap_or(0)
+}

@@ -1,0 +1,3 @@
+//! Secrets between real processes.
+
+mod broker;

@@ -123,6 +123,7 @@ impl Engine {
         Ok(NetCommand::Attach {
             id: id.parse()?,
             policy: Policy::new(Mode::Custom, vec!["allow host".parse()?], limits)?,
+            brokered: Vec::new(),
             generation: 1,
             frames: FdIndex(0),
         })

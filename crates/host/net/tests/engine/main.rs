@@ -1,5 +1,6 @@
 //! The engine as a program, with a TCP stack in memory as guest and servers on the loopback interface as world.
 
+mod namespaces;
 mod rig;
 mod world;
 
@@ -14,6 +15,8 @@ use hickory_proto::rr::{Name, RData, Record, RecordType, rdata};
 use rig::{Engine, Guest, policy};
 use smoltcp::socket::tcp::State;
 
+/// The program that the tests start.
+const ENGINE: &str = env!("CARGO_BIN_EXE_forkd-net");
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 /// A server that sends back what it gets, and ends when the client does.
@@ -144,6 +147,7 @@ fn a_new_policy_ends_what_it_forbids_and_nothing_else() {
     engine.done(NetCommand::SetPolicy {
         id: "sb-1".parse().unwrap(),
         policy: policy(Mode::Custom, &[&rule]),
+        brokered: Vec::new(),
         generation: 2,
     });
     guest.run_until(first, |tcp| tcp.state() == State::Closed);
@@ -402,6 +406,7 @@ fn a_rate_slows_flows_down_and_can_be_lifted_live() {
     engine.done(NetCommand::SetPolicy {
         id: "sb-1".parse().unwrap(),
         policy: limited(Default::default()),
+        brokered: Vec::new(),
         generation: 2,
     });
     assert_eq!(echo(&mut guest, port, 2_000_000), 2_000_000);
@@ -471,6 +476,7 @@ fn a_total_of_bytes_ends_flows_and_refuses_new_ones() {
     engine.done(NetCommand::SetPolicy {
         id: "sb-1".parse().unwrap(),
         policy: limited(limits),
+        brokered: Vec::new(),
         generation: 2,
     });
     assert_eq!(echo(&mut guest, port, 1 << 20), 1 << 20);

@@ -42,7 +42,7 @@ impl Engine {
     /// Starts the engine through another program, which takes the engine as its last argument.
     pub fn start_with(before: &[&str], resolvers: &[SocketAddr]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let engine = env!("CARGO_BIN_EXE_forkd-net");
+        let engine = super::ENGINE;
         let mut command = match before {
             [] => Command::new(engine),
             [first, rest @ ..] => {
@@ -147,7 +147,8 @@ impl Engine {
         let (ours, theirs) = Channel::pair().unwrap();
         let attach = NetCommand::Attach {
             id: id.parse().unwrap(),
-            policy: policy.clone(),
+            policy: policy.clone().without_inject(),
+            brokered: policy.inject().iter().map(|rule| rule.to.clone()).collect(),
             generation: 1,
             frames: FdIndex(0),
         };

@@ -3,21 +3,18 @@
 //! Addresses that look public, private or like a metadata service exist only inside the namespaces. The tests need root
 //! for the namespaces; without it they say so and pass.
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
-use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use forkd_net_proto::{NetCommand, Reason};
 use forkd_types::{Group, Mode, NetLimits, Policy};
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::{Name, RData, Record, rdata};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use smoltcp::socket::tcp::State;
 
+use super::namespaces::{HOST, Namespaces, ip};
 use super::rig::{Engine, Guest, policy};
 use super::{ask, ping};
 
@@ -26,82 +23,30 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 8);
 const PRIVATE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 53);
-/// The address of the engine's host on the link.
-const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const ECHO: u16 = 7001;
 /// A server that speaks first.
 const GREETS: u16 = 22;
-static NEXT: AtomicU32 = AtomicU32::new(0);
-
 struct World {
-    name: String,
-}
-
-fn ip(words: &str) {
-    let output = Command::new("ip")
-        .args(words.split_whitespace())
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "ip {words}: {errors}");
+    spaces: Namespaces,
 }
 
 impl World {
     /// The two namespaces with their servers; `None` without root.
     fn make() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("not root: nothing was tested");
-            return None;
-        }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("fkt{}x{number}", std::process::id());
-        let world = Self { name };
-        let (e, w) = (world.engine(), world.world());
-        for name in [&e, &w] {
-            ip(&format!("netns add {name}"));
-            ip(&format!("-n {name} link set lo up"));
-        }
-        ip(&format!(
-            "link add up0 netns {e} type veth peer name up0 netns {w}"
-        ));
-        ip(&format!("-n {e} address add {HOST}/24 dev up0"));
-        ip(&format!("-n {w} address add 192.0.2.2/24 dev up0"));
-        for name in [&e, &w] {
-            ip(&format!("-n {name} link set up0 up"));
-        }
-        ip(&format!("-n {e} route add default via 192.0.2.2"));
-        for address in [PUBLIC, OTHER, PRIVATE, METADATA, RESOLVER] {
-            ip(&format!("-n {w} address add {address}/32 dev lo"));
-        }
+        let spaces = Namespaces::make(&[PUBLIC, OTHER, PRIVATE, METADATA, RESOLVER])?;
+        let world = Self { spaces };
         world.serve();
         Some(world)
     }
 
     fn engine(&self) -> String {
-        format!("{}e", self.name)
-    }
-
-    fn world(&self) -> String {
-        format!("{}w", self.name)
-    }
-
-    fn within<T: Send>(&self, namespace: &str, work: impl FnOnce() -> T + Send) -> T {
-        let file = File::open(format!("/run/netns/{namespace}")).unwrap();
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                let network = Some(LinkNameSpaceType::Network);
-                move_into_link_name_space(file.as_fd(), network).unwrap();
-                work()
-            });
-            inside.join().unwrap()
-        })
+        self.spaces.engine()
     }
 
     fn serve(&self) {
         let listen = |port| {
-            self.within(&self.world(), || {
-                TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()
-            })
+            self.spaces
+                .within_world(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap())
         };
         for port in [80, 443, ECHO] {
             let listener = listen(port);
@@ -121,7 +66,9 @@ impl World {
                 thread::spawn(move || stream.read(&mut [0; 64]));
             }
         });
-        let names = self.within(&self.world(), || UdpSocket::bind((RESOLVER, 53)).unwrap());
+        let names = self
+            .spaces
+            .within_world(|| UdpSocket::bind((RESOLVER, 53)).unwrap());
         thread::spawn(move || {
             let mut buffer = [0; 2048];
             while let Ok((len, from)) = names.recv_from(&mut buffer) {
@@ -141,14 +88,6 @@ impl World {
         words.push(&name);
         words.extend(before);
         Engine::start_with(&words, &[(RESOLVER, 53).into()])
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        for name in [self.engine(), self.world()] {
-            let _ = Command::new("ip").args(["netns", "del", &name]).status();
-        }
     }
 }
 

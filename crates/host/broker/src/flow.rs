@@ -27,7 +27,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Bytes of a request that wait for the upstream.
 const MAX_PENDING: usize = 64 * 1024;
 
-/// A connection.
+/// A connection of a guest with both of its ends.
 pub struct Flow {
     pub wish: BrokeredFlow,
     pub guest: Tls,

@@ -70,7 +70,7 @@ impl Shared {
     }
 }
 
-/// Serves flows.
+/// One thread and the flows that it serves.
 pub struct Worker {
     epoll: OwnedFd,
     jobs: Receiver<Job>,

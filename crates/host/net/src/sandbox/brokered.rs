@@ -24,7 +24,7 @@ pub(super) enum Way {
     /// To its destination.
     Straight,
     Broker,
-    /// Nowhere.
+    /// To no destination: the flow is reset.
     Refused,
 }
 

@@ -6,6 +6,7 @@
 
 mod agent;
 mod boot;
+mod broker;
 mod devices;
 mod disk;
 mod dockerfile;
@@ -24,6 +25,7 @@ pub const TARGETS: &[Target] = &[
     ("balloon", devices::balloon),
     ("block", devices::block),
     ("boot", boot::kernel),
+    ("broker_requests", broker::requests),
     ("client_hello", network::first_bytes),
     ("disk_layer", disk::layer),
     ("dns", network::dns_messages),

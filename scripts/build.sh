@@ -11,7 +11,7 @@ while [ "${1:-}" = --tests ]; do
     wanted+=("${unit_test_targets[@]}")
     shift
 done
-if [ $# -eq 0 ]; then set -- forkd forkd-controller forkd-vmm forkd-fc forkd-spawn forkd-net forkd-gateway forkd-image forkd-bench; fi
+if [ $# -eq 0 ]; then set -- forkd forkd-controller forkd-vmm forkd-fc forkd-spawn forkd-net forkd-broker forkd-gateway forkd-image forkd-bench; fi
 for program in "$@"; do wanted+=(--bin "$program"); done
 
 build_programs() { cargo build --locked --release --workspace "${wanted[@]}"; }

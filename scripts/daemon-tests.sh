@@ -106,6 +106,17 @@ systemd_case() {
     ask_machine rm -rf "$at"
 }
 
+# An authority, and a certificate for api.example: `make_certificates FOLDER`.
+make_certificates() {
+    mkdir -p "$1"
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj "/CN=the world" \
+        -keyout "$1/ca.key" -out "$1/ca.pem" 2>/dev/null
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=api.example" \
+        -keyout "$1/key.pem" -out "$1/cert.csr" 2>/dev/null
+    openssl x509 -req -in "$1/cert.csr" -CA "$1/ca.pem" -CAkey "$1/ca.key" -CAcreateserial -days 30 \
+        -extfile <(printf 'subjectAltName=DNS:api.example') -out "$1/cert.pem" 2>/dev/null
+}
+
 # Runs the scenario that all clients share. `python` is the interpreter of the SDK.
 in_python_sdk() { PYTHONPATH=$root/sdk/python/src "$python" "$clients/scenario.py" "$root/sdk/conformance/scenario.json" "$@"; }
 
@@ -121,7 +132,7 @@ in_framework() { FORKD_URL=$url scripts/adapter-tests.sh "$1" "$tag"; }
 daemon_cases() {
     local url python daemon_done tag=run-python-numpy restart rounds=3 requests=300 at_once=20 branches=20 sandboxes=100 interrupts=1 level=quick
     if [ -n "$soak" ]; then rounds=200 requests=10000 at_once=100 branches=100 sandboxes=1000 interrupts=30 level=whole; fi
-    daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-agent)
+    daemon_done=$(passed_before forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-broker forkd-agent)
     provide_daemon
     # The data disk survives a run, and this build may not be able to run snapshots of an earlier one.
     "$bin/forkd" kill --all </dev/null >/dev/null 2>&1 || true
@@ -161,6 +172,13 @@ daemon_cases() {
     daemon_case "daemon: many clients" ask_machine python3 /tmp/load.py http://127.0.0.1:8889 "$tag" "$requests" "$at_once"
     machine cp "$clients/engine_lost.py" :/tmp/engine_lost.py
     daemon_case "daemon: the network engine is lost" ask_machine python3 /tmp/engine_lost.py http://127.0.0.1:8889 "$tag"
+    # Runs in the machine: it makes network namespaces there.
+    make_certificates "$work/tls"
+    machine cp "$clients/network.py" :/tmp/network.py
+    machine cp "$clients/injected.py" :/tmp/injected.py
+    ask_machine mkdir -p /tmp/tls
+    for file in ca.pem cert.pem key.pem; do machine cp "$work/tls/$file" ":/tmp/tls/$file"; done
+    daemon_case "daemon: secrets" ask_machine python3 /tmp/injected.py /var/lib/forkd /tmp/tls
     daemon_case "daemon: nothing stays behind" python3 "$clients/leftovers.py" "$url" "$tag" "$sandboxes" \
         "$bin/forkd machine exec --no-sync --" "$restart"
     daemon_case "daemon: killed under load" python3 "$clients/kills.py" "$url" "$tag" "$rounds" \

@@ -6,6 +6,6 @@ source "$root/scripts/daemon.sh"
 
 step "set-up" scripts/setup.sh
 # Only what the demonstration runs: a first build of everything takes minutes longer.
-step "build" scripts/build.sh forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-image
+step "build" scripts/build.sh forkd forkd-controller forkd-vmm forkd-spawn forkd-net forkd-broker forkd-image
 need_daemon
 run "$bin/forkd" quickstart "$@"

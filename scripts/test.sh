@@ -20,7 +20,7 @@ if [ ! -e /dev/kvm ]; then leave_out kvm; fi
 # Linux follows writes since 6.7.
 if [ "$(printf '6.7\n%s\n' "$(uname -r)" | sort -V | head -n 1)" != 6.7 ]; then leave_out write-tracking; fi
 
-programs=(forkd forkd-controller forkd-vmm forkd-fc forkd-spawn forkd-net forkd-gateway forkd-image forkd-bench forkd-e2e)
+programs=(forkd forkd-controller forkd-vmm forkd-fc forkd-spawn forkd-net forkd-broker forkd-gateway forkd-image forkd-bench forkd-e2e)
 
 # `unit_tests [NAME]`
 unit_tests() {

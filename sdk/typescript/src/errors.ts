@@ -104,6 +104,7 @@ const BY_CODE: Record<string, typeof ApiError> = {
   step_failed: WrongState,
   operation_not_found: NotFound,
   token_not_found: NotFound,
+  secret_not_found: NotFound,
   node_not_found: NotFound,
   node_lost: Busy,
   checkpoint_not_found: CheckpointNotFound,

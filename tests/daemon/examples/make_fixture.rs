@@ -22,6 +22,7 @@ async fn main() -> anyhow::Result<()> {
         &program("forkd-spawn"),
         &program("forkd-vmm"),
         &program("forkd-net"),
+        &program("forkd-broker"),
         &program("forkd-image"),
     );
     let mut daemon = Daemon::with(programs, Options::default()).await;

@@ -372,10 +372,15 @@ impl Daemon {
         leftovers::processes(&self.programs.path().join("forkd-net"))
     }
 
+    /// The processes of the broker of secrets.
+    pub fn brokers(&self) -> Vec<u32> {
+        leftovers::processes(&self.programs.path().join("forkd-broker"))
+    }
+
     /// The processes that the daemon starts beside VMMs.
     pub fn helpers(&self) -> Vec<u32> {
         let bin = self.programs.path();
-        let names = ["forkd-spawn", "forkd-net"];
+        let names = ["forkd-spawn", "forkd-net", "forkd-broker"];
         let found = names.map(|name| leftovers::processes(&bin.join(name)));
         found.concat()
     }
@@ -486,7 +491,13 @@ impl Drop for Daemon {
             eprintln!("--- the end of the daemon's log\n{}", self.log_tail());
         }
         // Held VMMs look whether the directory of faults is there, all others end with forkd-spawn.
-        for name in ["forkd-controller", "forkd-spawn", "forkd-vmm", "forkd-net"] {
+        for name in [
+            "forkd-controller",
+            "forkd-spawn",
+            "forkd-vmm",
+            "forkd-net",
+            "forkd-broker",
+        ] {
             for pid in leftovers::processes(&self.programs.path().join(name)) {
                 if let Some(pid) = Pid::from_raw(pid as i32) {
                     let _ = kill_process(pid, Signal::KILL);

@@ -25,6 +25,7 @@ pub struct Programs {
     spawn: PathBuf,
     vmm: PathBuf,
     net: PathBuf,
+    broker: PathBuf,
     image: PathBuf,
     vmms: Vmms,
 }
@@ -38,6 +39,7 @@ macro_rules! programs {
             env!("CARGO_BIN_EXE_fake-spawn"),
             env!("CARGO_BIN_EXE_fake-vmm"),
             env!("CARGO_BIN_EXE_net-under-test"),
+            env!("CARGO_BIN_EXE_broker-under-test"),
             env!("CARGO_BIN_EXE_image-under-test"),
         )
     };
@@ -49,7 +51,14 @@ impl Programs {
     /// # Panics
     ///
     /// Panics when real VMMs are wanted and the environment does not say where the programs are.
-    pub fn new(controller: &str, fake_spawn: &str, fake_vmm: &str, net: &str, image: &str) -> Self {
+    pub fn new(
+        controller: &str,
+        fake_spawn: &str,
+        fake_vmm: &str,
+        net: &str,
+        broker: &str,
+        image: &str,
+    ) -> Self {
         let dir = std::env::var_os(PROGRAMS).map(PathBuf::from);
         let built = |name: &str, fake: &str| match &dir {
             Some(dir) => dir.join(name),
@@ -61,6 +70,7 @@ impl Programs {
                 spawn: PathBuf::from(fake_spawn),
                 vmm: PathBuf::from(fake_vmm),
                 net: built("forkd-net", net),
+                broker: built("forkd-broker", broker),
                 image: built("forkd-image", image),
                 vmms: Vmms::Fake,
             };
@@ -71,6 +81,7 @@ impl Programs {
             spawn: built("forkd-spawn", fake_spawn),
             vmm: built("forkd-vmm", fake_vmm),
             net: built("forkd-net", net),
+            broker: built("forkd-broker", broker),
             image: built("forkd-image", image),
             vmms: Vmms::Real,
         }
@@ -94,9 +105,10 @@ impl Programs {
             (&self.spawn, "forkd-spawn"),
             (&self.vmm, "forkd-vmm"),
             (&self.net, "forkd-net"),
+            (&self.broker, "forkd-broker"),
             (&self.image, "forkd-image"),
         ] {
-            if ["forkd-net", "forkd-image"].contains(&name) && !program.exists() {
+            if ["forkd-net", "forkd-broker", "forkd-image"].contains(&name) && !program.exists() {
                 // A version from before there was a network engine, or a folder without the program.
                 continue;
             }

@@ -194,6 +194,9 @@ class Connection(http.client.HTTPConnection):
 class Daemon:
     """A daemon and a world, each in a namespace, joined by a link."""
 
+    # The program of the world, and arguments of the daemon beside those that every test needs.
+    script, arguments = __file__, ()
+
     def __init__(self, state):
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="net-", dir=pathlib.Path(state)))
         self.socket = str(self.home / "api.sock")
@@ -223,7 +226,7 @@ class Daemon:
             subprocess.run(["ip", *words.split()], check=True)
         (self.home / "world").mkdir()
         self.world = subprocess.Popen(
-            ["ip", "netns", "exec", w, sys.executable, __file__, "world", str(self.home / "world")],
+            ["ip", "netns", "exec", w, sys.executable, self.script, "world", str(self.home / "world")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -233,7 +236,7 @@ class Daemon:
     def serve(self):
         command = ["ip", "netns", "exec", self.inside, "forkd-controller", "serve", "--ready-timeout", "5m"]
         command += ["--data-dir", str(self.home), "--run-dir", str(self.home / "run"), "--socket", self.socket]
-        command += ["--pool", "0", "--network-resolver", f"{RESOLVER}:53"]
+        command += ["--pool", "0", "--network-resolver", f"{RESOLVER}:53", *self.arguments]
         with open(self.home / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         for _ in range(600):
@@ -258,12 +261,12 @@ class Daemon:
         return json.loads(text) if text else None
 
     def engine(self):
-        """The process of the network engine."""
+        """The processes of the network engine and of the broker of secrets."""
         found = []
         for entry in pathlib.Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                if words[0].endswith(b"forkd-net") and str(self.home).encode() in b" ".join(words):
+                if words[0].endswith((b"forkd-net", b"forkd-broker")) and str(self.home).encode() in b" ".join(words):
                     found.append(int(entry.name))
         return found
 

@@ -79,7 +79,7 @@ pub struct ForkRequest {
     /// names and a clock of its own. Fails if a process cannot be frozen within two seconds.
     #[serde(default)]
     pub freeze: bool,
-    /// Network policy of the children; that of the sandbox if missing.
+    /// Network policy of the children; that of the sandbox, without its injections of secrets, if missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkRequest>,
 }

@@ -81,6 +81,8 @@ pub enum ErrorCode {
     OperationNotFound,
     /// There is no token of that name.
     TokenNotFound,
+    /// There is no secret of that name.
+    SecretNotFound,
     /// There is no node of that name in the fleet.
     NodeNotFound,
     /// The node of the fleet does not answer; it may come back.
@@ -170,6 +172,7 @@ impl ErrorCode {
         Self::StepFailed,
         Self::OperationNotFound,
         Self::TokenNotFound,
+        Self::SecretNotFound,
         Self::NodeNotFound,
         Self::NodeLost,
         Self::CheckpointNotFound,
@@ -228,6 +231,7 @@ impl ErrorCode {
             Self::StepFailed => "step_failed",
             Self::OperationNotFound => "operation_not_found",
             Self::TokenNotFound => "token_not_found",
+            Self::SecretNotFound => "secret_not_found",
             Self::NodeNotFound => "node_not_found",
             Self::NodeLost => "node_lost",
             Self::CheckpointNotFound => "checkpoint_not_found",

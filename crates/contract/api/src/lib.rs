@@ -21,6 +21,7 @@ mod node;
 mod ports;
 pub mod routes;
 mod sandboxes;
+mod secrets;
 mod snapshots;
 mod status;
 mod tokens;
@@ -49,7 +50,7 @@ pub use images::{
 };
 pub use limits::{Cpus, InvalidCpus, InvalidLimits, LimitKind, Limits, LimitsRequest};
 pub use network::{
-    E2bNetwork, FlowEntry, FlowInfo, InvalidE2bNetwork, InvalidNetwork, NetworkCounters,
+    E2bNetwork, FlowEntry, FlowInfo, Inject, InvalidE2bNetwork, InvalidNetwork, NetworkCounters,
     NetworkInfo, NetworkLimits, NetworkPolicy, NetworkRequest, NetworkStatus, UpdateNetwork,
 };
 pub use node::{FleetNode, LOAD_HEADER, NodeInfo, UpdateNode};
@@ -58,6 +59,7 @@ pub use ports::{
     SANDBOX_HEADER, TCP_PROTOCOL,
 };
 pub use sandboxes::{CreateSandboxes, SandboxInfo, SandboxState, SandboxStats, UpdateSandbox};
+pub use secrets::{PutSecret, SecretInfo};
 pub use snapshots::{
     CompactRequest, CreateSnapshot, FsckReport, SnapshotDetail, SnapshotInfo, SnapshotStatus,
     StoreUsage, UpdateSnapshot,

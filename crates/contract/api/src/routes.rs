@@ -122,6 +122,10 @@ routes! {
     TOKENS = "/v1/tokens";
     /// `DELETE` revokes a token.
     TOKEN = "/v1/tokens/{name}";
+    /// `GET` lists names.
+    SECRETS = "/v1/secrets";
+    /// `PUT` sets a value, `DELETE` removes it.
+    SECRET = "/v1/secrets/{name}";
     /// `GET`: list, `POST`: make.
     WORKSPACES = "/v1/workspaces";
     WORKSPACE = "/v1/workspaces/{name}";

@@ -14,7 +14,7 @@ use forkd_edge::config::{
 use forkd_edge::telemetry::Collector;
 use forkd_planes::e2b::E2bConfig;
 use forkd_planes::ports::{Domain, PortNames};
-use forkd_sandboxes::config::{Config, NetworkConfig};
+use forkd_sandboxes::config::{BrokerConfig, Config, NetworkConfig};
 use forkd_types::{Action, Mode, NetLimits, NodeName, Policy, Rule};
 
 const DEFAULT_BIND: &str = "127.0.0.1:8889";
@@ -304,6 +304,20 @@ pub struct ServeArgs {
     /// forkd-net, the network engine [default: beside this program]
     #[arg(long, env = "FORKD_NET_PROGRAM", value_name = "PATH")]
     net_program: Option<PathBuf>,
+    /// forkd-broker, the broker of secrets [default: beside this program]
+    #[arg(long, env = "FORKD_BROKER_PROGRAM", value_name = "PATH")]
+    broker_program: Option<PathBuf>,
+    /// Certificates in PEM that the broker of secrets trusts beside those of this host; may be given several times
+    #[arg(
+        long,
+        env = "FORKD_SECRETS_ROOTS",
+        value_name = "FILE",
+        value_delimiter = ','
+    )]
+    secrets_roots: Vec<PathBuf>,
+    /// File with the key of stored secrets; 32 bytes, made if missing [default: secrets.key in the data directory]
+    #[arg(long, env = "FORKD_SECRETS_KEY", value_name = "FILE")]
+    secrets_key: Option<PathBuf>,
     /// forkd-image [default: beside this program]
     #[arg(long, env = "FORKD_IMAGE_PROGRAM", value_name = "PATH")]
     image_program: Option<PathBuf>,
@@ -508,6 +522,7 @@ impl ServeArgs {
             pool: self.pool,
             node: self.node.clone(),
             network: self.network()?,
+            broker: self.broker(&data_dir)?,
             publish_on: self.publish_on.clone(),
             data_dir,
         };
@@ -541,6 +556,15 @@ impl ServeArgs {
             default,
             floor: self.network_floor.clone(),
             resolvers: self.network_resolver.clone(),
+        })
+    }
+
+    fn broker(&self, data_dir: &Path) -> anyhow::Result<BrokerConfig> {
+        let key_file = self.secrets_key.clone();
+        Ok(BrokerConfig {
+            program: program(self.broker_program.as_deref(), "forkd-broker")?,
+            roots: self.secrets_roots.clone(),
+            key_file: key_file.unwrap_or_else(|| data_dir.join("secrets.key")),
         })
     }
 

@@ -30,7 +30,7 @@ use forkd_sandboxes::app::App;
 use forkd_sandboxes::clock;
 use forkd_sandboxes::error::chain;
 use forkd_sandboxes::health;
-use forkd_sandboxes::ops::{network, workspaces};
+use forkd_sandboxes::ops::{network, secrets, workspaces};
 use forkd_sandboxes::sandbox::adopt::adopt;
 
 use crate::args::Settings;
@@ -188,6 +188,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         return Err(error);
     }
     tokio::spawn(network::keep(Arc::clone(&app)));
+    tokio::spawn(secrets::keep(Arc::clone(&app)));
     tracing::info!(
         adopted = found.adopted,
         vanished = found.vanished,
@@ -241,7 +242,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends `forkd-spawn` and `forkd-net`, unless a sandbox needs them.
+/// Ends `forkd-spawn`, `forkd-net` and `forkd-broker`, unless a sandbox needs them.
 async fn end_programs(app: &App) {
     let sandboxes = app.sandboxes.len();
     if sandboxes > 0 {
@@ -251,9 +252,11 @@ async fn end_programs(app: &App) {
     // Only unused shells are left.
     let spawner = app.launcher.end().await;
     let engine = app.net.end().await;
+    let broker = app.broker.end().await;
     tracing::info!(
         spawner_ended = spawner.is_ok(),
         engine_ended = engine.is_ok(),
+        broker_ended = broker.is_ok(),
         "stopped"
     );
 }

@@ -12,11 +12,12 @@ use forkd_edge::config::EdgeConfig;
 use forkd_planes::rest::openapi;
 use forkd_sandboxes::app::App;
 use forkd_sandboxes::config::Config;
+use forkd_sandboxes::ops::secrets;
 use forkd_sandboxes::owners::Ownership;
 use forkd_sandboxes::sandbox::birth::Birth;
 use forkd_sandboxes::sandbox::{SandboxHandle, owner};
 use forkd_sandboxes::state::{RECORD_VERSION, SandboxRecord, WorkspaceRecord};
-use forkd_types::Tag;
+use forkd_types::{SecretValue, Tag};
 use futures::StreamExt;
 use published::publish;
 use serde_json::{Value, json};
@@ -48,6 +49,7 @@ const NO_SANDBOX: Finds = Nothing(ErrorCode::SandboxNotFound);
 const NO_SNAPSHOT: Finds = Nothing(ErrorCode::SnapshotNotFound);
 const NO_IMAGE: Finds = Nothing(ErrorCode::ImageNotFound);
 const NO_OPERATION: Finds = Nothing(ErrorCode::OperationNotFound);
+const NO_SECRET: Finds = Nothing(ErrorCode::SecretNotFound);
 const NO_SPACE: Finds = Nothing(ErrorCode::WorkspaceNotFound);
 
 /// Every route, a request to it for something of another owner, and what comes of it. Deletions are last.
@@ -76,6 +78,14 @@ const TABLE: &[(&str, &str, &str, Finds)] = &[
         Forbidden,
     ),
     ("DELETE", "/v1/tokens/{name}", "", Forbidden),
+    ("GET", "/v1/secrets", "", Others),
+    ("DELETE", "/v1/secrets/{name}", "", NO_SECRET),
+    (
+        "PUT",
+        "/v1/secrets/{name}",
+        r#"{"value": "value-of-b"}"#,
+        Others,
+    ),
     ("GET", "/v1/events", "", Stream),
     ("GET", "/v1/snapshots", "", Others),
     (
@@ -382,6 +392,10 @@ impl Daemon {
         };
         app.db.put_workspace(space).await.unwrap();
         private_image(&app);
+        let value = SecretValue::new("value-of-a".into()).unwrap();
+        secrets::set(&app, "a", SPACE.parse().unwrap(), value)
+            .await
+            .unwrap();
         let (operation, _) = app.operations.begin("a", "secret-image:1", None).unwrap();
         let operation = operation.info().id;
         Self {
@@ -497,7 +511,9 @@ async fn nothing_of_another_owner_can_be_seen_used_or_changed() {
                 .contains(route);
                 assert!(matches!(status, 200 | 202) || may_fail, "{what}");
                 for name in [ID, SNAPSHOT, SPACE] {
-                    assert!(!text.contains(name), "{what}");
+                    // "b" has a secret of the same name now, which is another one.
+                    let own = *route == "/v1/secrets/{name}";
+                    assert!(own || !text.contains(name), "{what}");
                 }
             }
             Stream => {}
@@ -510,6 +526,9 @@ async fn nothing_of_another_owner_can_be_seen_used_or_changed() {
     assert!(daemon.app.store.contains(&SNAPSHOT.parse().unwrap()));
     assert_eq!(daemon.app.db.workspaces().await.unwrap().len(), 1);
     assert_eq!(daemon.front.tokens.list().await.unwrap().len(), 2);
+    let secret = |owner: &str| daemon.app.db.secret(owner.into(), SPACE.parse().unwrap());
+    let (of_a, of_b) = (secret("a").await.unwrap(), secret("b").await.unwrap());
+    assert!(of_a.is_some() && of_b.is_some() && of_a != of_b);
     // The same requests of the owner find what they name.
     for (method, route, body, finds) in TABLE {
         let (Nothing(hidden), true) = (finds, *route != "/v1/sandboxes/{id}/terminal") else {

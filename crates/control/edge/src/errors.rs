@@ -33,6 +33,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         | C::ImageNotFound
         | C::OperationNotFound
         | C::TokenNotFound
+        | C::SecretNotFound
         | C::NodeNotFound
         | C::CheckpointNotFound
         | C::ProcessNotFound

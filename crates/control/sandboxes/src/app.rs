@@ -18,14 +18,16 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::error::{Error, chain};
 use crate::events::Events;
-use crate::launch::{Demand, Dirs, Launcher, NetLauncher};
+use crate::launch::{BrokerLauncher, Demand, Dirs, Launcher, NetLauncher};
 use crate::limits::{CutSlot, Limits};
 use crate::netns::Namespaces;
 use crate::ops::images::{self, Operations};
+use crate::ops::secrets;
 use crate::ops::writing::WritingTags;
 use crate::owners::SnapshotOwners;
 use crate::private::{passage_dir, private_dir};
 use crate::sandbox::{Registry, SandboxHandle};
+use crate::seal::Seal;
 use crate::state::{Db, SandboxRecord};
 use crate::touched::{self, Touched};
 
@@ -41,6 +43,12 @@ pub struct App {
     pub launcher: Launcher,
     /// The network engine.
     pub net: NetLauncher,
+    /// The broker of secrets.
+    pub broker: BrokerLauncher,
+    /// Opens stored secrets.
+    pub seal: Seal,
+    /// One change of secrets at a time, so that the broker ends with the value of the database.
+    pub secrets_turn: tokio::sync::Mutex<()>,
     /// Where the files of VMs go.
     pub dirs: Dirs,
     pub sandboxes: Registry,
@@ -109,6 +117,8 @@ impl App {
             endings,
         );
         let net = NetLauncher::new(config.network.clone(), config.run_dir.join("net.sock"));
+        let broker = BrokerLauncher::new(config.broker.clone(), config.run_dir.join("broker.sock"));
+        let seal = Seal::new(config.broker.key_file.clone());
         let namespaces = Namespaces::new(config.run_dir.join("netns"));
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let limits = Limits::new(&config);
@@ -119,6 +129,9 @@ impl App {
             store,
             launcher,
             net,
+            broker,
+            seal,
+            secrets_turn: tokio::sync::Mutex::default(),
             dirs,
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
@@ -262,6 +275,11 @@ impl App {
             tracing::error!(sandbox = %id, error = chain(&error), "not written down");
         }
         drop(lease);
+        if !sandbox.record().network.inject.is_empty()
+            && let Err(error) = secrets::withdraw(self, &id, &sandbox.owner()).await
+        {
+            tracing::warn!(sandbox = %id, error = error.chain(), "its rules stay in the broker");
+        }
         if let Some(name) = sandbox.record().netns {
             self.namespaces.remove(&name).await;
         }

@@ -51,6 +51,7 @@ pub struct Config {
     /// The name of this host in a fleet.
     pub node: Option<NodeName>,
     pub network: NetworkConfig,
+    pub broker: BrokerConfig,
     /// Addresses besides the loopback on which ports may be published.
     pub publish_on: Vec<IpAddr>,
 }
@@ -66,6 +67,17 @@ pub struct NetworkConfig {
     pub floor: Vec<Rule>,
     /// Name servers for the guests; without any, those of the host.
     pub resolvers: Vec<SocketAddr>,
+}
+
+/// How the daemon keeps and uses secrets.
+#[derive(Debug, Clone)]
+pub struct BrokerConfig {
+    /// Path of `forkd-broker`.
+    pub program: PathBuf,
+    /// Certificates in PEM that the broker trusts beside those of the host.
+    pub roots: Vec<PathBuf>,
+    /// The file with the key of stored secrets.
+    pub key_file: PathBuf,
 }
 
 impl Config {
@@ -97,6 +109,11 @@ impl Config {
                 default: Policy::none(),
                 floor: Vec::new(),
                 resolvers: Vec::new(),
+            },
+            broker: BrokerConfig {
+                program: root.join("no-broker"),
+                roots: Vec::new(),
+                key_file: root.join("secrets.key"),
             },
             publish_on: Vec::new(),
         }

@@ -12,7 +12,9 @@ use forkd_hub::{HubError, Kind};
 use forkd_store::StoreError;
 pub use forkd_types::chain;
 use forkd_types::{SandboxId, Tag};
-use forkd_vmm_link::{NetEngineError, SpawnerError, VmmCallError};
+use forkd_vmm_link::{BrokerCallError, NetEngineError, SpawnerError, VmmCallError};
+
+use crate::seal::SealError;
 use forkd_vmm_proto::spawn::SpawnError;
 use forkd_vmm_proto::{MAX_FDS, TooManyFds, VmmErrorCode};
 use thiserror::Error;
@@ -58,6 +60,12 @@ pub enum Error {
     /// The network engine failed or refused.
     #[error("the network engine cannot serve the sandbox")]
     Network(#[from] NetEngineError),
+    /// The broker of secrets failed or refused.
+    #[error("the broker of secrets cannot serve the sandbox")]
+    Broker(#[from] BrokerCallError),
+    /// A stored secret cannot be read or written.
+    #[error("the stored secrets cannot be used")]
+    Seal(#[from] SealError),
     /// The policy of a request is invalid.
     #[error("the network policy is invalid")]
     Policy(#[from] InvalidNetwork),
@@ -200,14 +208,14 @@ impl Error {
             Self::Spawner(source) => spawner_code(source),
             Self::Vmm { source, .. } => vmm_code(source),
             Self::Agent { source, .. } => agent_code(source),
-            Self::Network(_) => ErrorCode::NetworkUnavailable,
+            Self::Network(_) | Self::Broker(_) => ErrorCode::NetworkUnavailable,
             Self::Policy(_) => ErrorCode::PolicyInvalid,
             Self::Timeout { .. } => ErrorCode::Timeout,
             Self::Gone { .. } => ErrorCode::SandboxGone,
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 ErrorCode::NoSpace
             }
-            Self::Db(_) | Self::Io { .. } | Self::Task => ErrorCode::Internal,
+            Self::Db(_) | Self::Io { .. } | Self::Seal(_) | Self::Task => ErrorCode::Internal,
         }
     }
 
@@ -228,6 +236,9 @@ impl Error {
             }
             Self::Network(_) => {
                 Some("the daemon starts forkd-net again; `forkd doctor` says why it does not answer".into())
+            }
+            Self::Broker(_) => {
+                Some("the daemon starts forkd-broker again; its log says why it does not answer".into())
             }
             Self::Policy(_) => {
                 Some("a rule is \"allow HOST:PORT\" or \"deny HOST:PORT\"; HOST is a name, *.name, an address, a range or one of public, private, host, metadata, reserved".into())

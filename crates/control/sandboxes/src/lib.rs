@@ -28,6 +28,7 @@ pub mod ports;
 pub mod private;
 pub mod process;
 pub mod sandbox;
+pub mod seal;
 pub mod state;
 pub mod touched;
 pub mod trace;

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use crate::dirs::named;
 
 /// The programs that are copied into a machine.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     "forkd",
     "forkd-controller",
     "forkd-vmm",
     "forkd-fc",
     "forkd-spawn",
     "forkd-net",
+    "forkd-broker",
     "forkd-image",
     "forkd-bench",
     "forkd-agent",

@@ -29,6 +29,7 @@ mod network;
 mod nodes;
 mod ports;
 mod sandboxes;
+mod secrets;
 mod snapshots;
 mod stream;
 mod target;

@@ -195,6 +195,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "step_failed": WrongState,
     "operation_not_found": NotFound,
     "token_not_found": NotFound,
+    "secret_not_found": NotFound,
     "node_not_found": NotFound,
     "node_lost": Busy,
     "checkpoint_not_found": CheckpointNotFound,

@@ -49,6 +49,14 @@ pub(super) fn program(request: &ExecRequest) -> Program {
         ("echo", [text @ .., ">", path]) => {
             Program::Write((*path).to_owned(), format!("{}\n", text.join(" ")))
         }
+        ("printenv", [name]) => {
+            let mut variables = request.env.iter();
+            let found = variables.find(|(key, _)| key == name);
+            match found.and_then(|(_, value)| value.clone()) {
+                Some(value) => Program::Print(value, 0),
+                None => Program::Print(String::new(), 1),
+            }
+        }
         ("echo", text) => Program::Print(format!("{}\n", text.join(" ")), 0),
         (other, _) => Program::Print(format!("{other}: not found\n"), 127),
     }

@@ -17,6 +17,7 @@ mod memory_limit;
 mod metrics;
 mod network;
 mod ports;
+mod secrets;
 mod spawn;
 mod workspace;
 

@@ -6,7 +6,9 @@
 
 mod e2b;
 
-use forkd_types::{InvalidMode, InvalidPolicy, InvalidRule, NetLimits, Policy, Rule};
+use forkd_types::{
+    InjectRule, InvalidInject, InvalidMode, InvalidPolicy, InvalidRule, NetLimits, Policy, Rule,
+};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -40,6 +42,29 @@ pub struct NetworkPolicy {
     /// Limits; a missing one has its default.
     #[serde(default, skip_serializing_if = "NetworkLimits::is_empty")]
     pub limits: NetworkLimits,
+    /// Headers that get a secret on their way to a host. The host itself needs a rule or a mode that allows it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 16)]
+    pub inject: Vec<Inject>,
+}
+
+/// One header of requests to one host gets a secret. The guest never has the value.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Inject {
+    /// A host by its name, with a port if it is not 443.
+    #[schema(max_length = 260)]
+    pub host: String,
+    /// The header that the secret replaces.
+    #[schema(max_length = 64)]
+    pub header: String,
+    /// The value of the header, with `${secret:NAME}` for each secret.
+    #[schema(max_length = 512)]
+    pub value: String,
+    /// An environment variable of the guest that gets a placeholder. Only the placeholder is replaced then, inside the
+    /// header, and `value` is `${secret:NAME}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 64)]
+    pub env: Option<String>,
 }
 
 /// Limits on the network of one sandbox.
@@ -85,6 +110,10 @@ pub struct UpdateNetwork {
     /// New limits; a missing one stays as it is.
     #[serde(default, skip_serializing_if = "NetworkLimits::is_empty")]
     pub limits: NetworkLimits,
+    /// Injections in place of all those in force; a missing list leaves them as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 16)]
+    pub inject: Option<Vec<Inject>>,
 }
 
 /// Why a network policy is rejected.
@@ -101,6 +130,14 @@ pub enum InvalidNetwork {
         #[source]
         source: InvalidRule,
     },
+    /// An injection cannot be read.
+    #[error("injection {number} of the network policy is invalid")]
+    Inject {
+        /// The position in the list, from 1.
+        number: usize,
+        #[source]
+        source: InvalidInject,
+    },
     /// The parts do not fit together.
     #[error(transparent)]
     Policy(#[from] InvalidPolicy),
@@ -116,6 +153,42 @@ fn rules(texts: &[String]) -> Result<Vec<Rule>, InvalidNetwork> {
             .map_err(|source| InvalidNetwork::Rule { number, source })
     });
     parsed.collect()
+}
+
+fn injections(given: &[Inject]) -> Result<Vec<InjectRule>, InvalidNetwork> {
+    if given.len() > forkd_types::MAX_INJECTIONS {
+        let count = given.len();
+        return Err(InvalidPolicy::from(InvalidInject::TooMany { count }).into());
+    }
+    let parsed = given.iter().zip(1..).map(|(inject, number)| {
+        let invalid = |source| InvalidNetwork::Inject { number, source };
+        inject.checked().map_err(invalid)
+    });
+    parsed.collect()
+}
+
+impl Inject {
+    /// The rule, if every part is valid.
+    pub fn checked(&self) -> Result<InjectRule, InvalidInject> {
+        let variable = self.env.as_ref().map(|name| name.parse()).transpose()?;
+        InjectRule::new(
+            self.host.parse()?,
+            self.header.parse()?,
+            self.value.parse()?,
+            variable,
+        )
+    }
+}
+
+impl From<&InjectRule> for Inject {
+    fn from(rule: &InjectRule) -> Self {
+        Self {
+            host: rule.to.to_string(),
+            header: rule.header.to_string(),
+            value: rule.value.to_string(),
+            env: rule.variable.as_ref().map(ToString::to_string),
+        }
+    }
 }
 
 impl NetworkRequest {
@@ -136,11 +209,8 @@ impl NetworkPolicy {
     /// The policy, if every part is valid.
     pub fn checked(&self) -> Result<Policy, InvalidNetwork> {
         let mode = self.mode.parse()?;
-        Ok(Policy::new(
-            mode,
-            rules(&self.rules)?,
-            self.limits.filled(),
-        )?)
+        let policy = Policy::new(mode, rules(&self.rules)?, self.limits.filled())?;
+        Ok(policy.with_inject(injections(&self.inject)?)?)
     }
 }
 
@@ -150,6 +220,7 @@ impl From<&Policy> for NetworkPolicy {
             mode: policy.mode().to_string(),
             rules: policy.rules().iter().map(ToString::to_string).collect(),
             limits: NetworkLimits::of(policy.limits()),
+            inject: policy.inject().iter().map(Inject::from).collect(),
         }
     }
 }
@@ -210,7 +281,12 @@ impl UpdateNetwork {
                 all.push(rule.clone());
             }
         }
-        Ok(Policy::new(mode, all, self.limits.over(*to.limits()))?)
+        let inject = match &self.inject {
+            Some(given) => injections(given)?,
+            None => to.inject().to_vec(),
+        };
+        let policy = Policy::new(mode, all, self.limits.over(*to.limits()))?;
+        Ok(policy.with_inject(inject)?)
     }
 }
 
@@ -419,6 +495,7 @@ mod tests {
                 egress_mib_total: Some(3),
                 ..NetworkLimits::default()
             },
+            ..NetworkPolicy::default()
         };
         let change = UpdateNetwork {
             mode: Some("public".into()),
@@ -429,6 +506,7 @@ mod tests {
                 ingress_mbit: Some(9),
                 ..NetworkLimits::default()
             },
+            ..UpdateNetwork::default()
         };
         let changed = change.applied(&policy.checked().unwrap()).unwrap();
         // Zero lifts a limit, and a limit that is not named stays.

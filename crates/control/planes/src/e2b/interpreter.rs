@@ -215,7 +215,7 @@ impl Guest {
         let wish = guest::InterpStart {
             name: Some(name.to_owned()),
             language: language.of_agent().to_owned(),
-            env: environment(&self.sandbox.record().env, &own),
+            env: environment(&self.sandbox.record().environment(), &own),
             cwd: Some(cwd.clone()),
             user: Some(user.name),
             timeout_ms: Some(START_SECS * 1000),
@@ -554,7 +554,7 @@ impl Guest {
         let variables = execution.env_vars.unwrap_or_default();
         let wish = guest::ExecRequest {
             argv: vec!["/bin/bash".into(), "-c".into(), execution.code],
-            env: environment(&self.sandbox.record().env, &variables),
+            env: environment(&self.sandbox.record().environment(), &variables),
             cwd: user.as_ref().map(|user| user.home.clone()),
             user: user.map(|user| user.name),
             on_disconnect: guest::OnDisconnect::Kill,

@@ -55,7 +55,7 @@ const LAUNCH: &[C] = &[
 /// Codes of starting from a tag.
 const FROM_TAG: &[C] = &[C::InvalidName, C::SnapshotNotFound, C::SnapshotNotReady];
 /// Codes of a request with a network policy.
-const NETWORK: &[C] = &[C::PolicyInvalid, C::NetworkUnavailable];
+const NETWORK: &[C] = &[C::PolicyInvalid, C::NetworkUnavailable, C::SecretNotFound];
 /// Codes of reading an artifact.
 const ARTIFACT: &[C] = &[
     C::InvalidRequest,
@@ -171,6 +171,15 @@ fn of_route(method: &str, path: &str) -> &'static [&'static [C]] {
         ("get" | "delete", routes::OPERATION) => &[&[C::OperationNotFound]],
         ("get", routes::STATUS) => &[&[C::Busy]],
         ("post", routes::TOKENS) => &[&[C::InvalidName, C::AlreadyExists]],
+        ("put", routes::SECRET) => &[&[
+            C::InvalidRequest,
+            C::InvalidName,
+            C::LimitReached,
+            C::NetworkUnavailable,
+        ]],
+        ("delete", routes::SECRET) => {
+            &[&[C::InvalidName, C::SecretNotFound, C::NetworkUnavailable]]
+        }
         ("delete", routes::TOKEN) => &[&[C::TokenNotFound, C::WrongState]],
         ("patch", routes::SNAPSHOT) => &[FROM_TAG, &[C::SnapshotBroken, C::WrongState]],
         ("delete", routes::SNAPSHOT) => &[

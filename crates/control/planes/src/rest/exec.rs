@@ -97,7 +97,7 @@ pub fn guest_exec(
     Ok(guest::ExecRequest {
         timeout_ms: Some(request.timeout_secs.saturating_mul(1000)),
         on_disconnect: guest::OnDisconnect::Kill,
-        ..exec::wish(&program, &sandbox.record().env)?
+        ..exec::wish(&program, &sandbox.record().environment())?
     })
 }
 

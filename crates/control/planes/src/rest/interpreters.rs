@@ -67,7 +67,7 @@ pub async fn start(
     let wish = guest::InterpStart {
         name: request.name,
         language: request.language,
-        env: environment(&sandbox.record().env, &request.env),
+        env: environment(&sandbox.record().environment(), &request.env),
         cwd: request.cwd,
         user: request.user,
         timeout_ms: Some(START_SECS * 1000),

@@ -20,6 +20,7 @@ mod processes;
 mod proxy;
 mod range;
 pub(crate) mod sandboxes;
+mod secrets;
 mod snapshots;
 mod stats;
 mod status;
@@ -66,6 +67,7 @@ Every refusal is an `ErrorBody`; each route lists the codes it can be refused wi
         (name = "workspaces", description = "Live machines with a name that can be put to sleep"),
         (name = "store", description = "What lies on disk"),
         (name = "tokens", description = "Who may do what"),
+        (name = "secrets", description = "Values that requests of guests get on their way out"),
     ),
     components(schemas(
         forkd_api::ErrorBody,
@@ -136,6 +138,8 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(checkpoints::list, checkpoints::create))
         .routes(routes!(checkpoints::remove))
         .routes(routes!(checkpoints::rollback))
+        .routes(routes!(secrets::list))
+        .routes(routes!(secrets::put, secrets::remove))
         .routes(routes!(network::get, network::replace, network::edit))
         .routes(routes!(network::flows))
         .routes(routes!(network::log))

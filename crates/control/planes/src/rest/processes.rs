@@ -84,7 +84,7 @@ pub async fn start(
             cols: size.cols.max(1),
         }),
         tag: request.label,
-        ..exec::wish(&program, &sandbox.record().env)?
+        ..exec::wish(&program, &sandbox.record().environment())?
     };
     let started = process::start(&sandbox.agent().await?, wish).await?;
     Ok((

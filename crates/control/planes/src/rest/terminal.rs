@@ -52,7 +52,7 @@ pub async fn terminal(
         .on_upgrade(async move |socket| {
             // A session counts as a request until it ends.
             let _held = held;
-            let env = sandbox.record().env;
+            let env = sandbox.record().environment();
             let mut session = Session {
                 socket,
                 client,

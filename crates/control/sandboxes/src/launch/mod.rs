@@ -3,6 +3,7 @@
 //! `forkd-spawn` starts the processes and keeps their control sockets; this side fills the shells. The
 //! files a VM is made of are opened here and handed over: a VMM opens no path.
 
+mod broker;
 mod demand;
 mod dirs;
 pub mod engine;
@@ -12,6 +13,7 @@ mod program;
 mod spawn;
 mod vm;
 
+pub use broker::BrokerLauncher;
 pub use demand::Demand;
 pub use dirs::{Dirs, NewDisk, NewLayer, VmFiles};
 pub use fds::{FdList, SnapshotFiles, check_budget};

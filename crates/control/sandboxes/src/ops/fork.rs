@@ -10,6 +10,7 @@ use forkd_api::SandboxInfo;
 use forkd_types::{Policy, SandboxId};
 
 use super::branch::cut;
+use super::secrets;
 use super::spawn::{self, CreateRequest};
 use crate::app::App;
 use crate::error::Error;
@@ -42,8 +43,11 @@ pub async fn fork(app: &Arc<App>, id: &SandboxId, fork: Fork) -> Result<Vec<Sand
     let cut_slot = app.cut_slot().await?;
     let record = sandbox.record();
     let lineage = record.as_parent();
-    let network = fork.network.unwrap_or_else(|| record.network.policy());
+    // A fork inherits no secret: a request that wants one names it.
+    let inherited = || record.network.policy().without_inject();
+    let network = fork.network.unwrap_or_else(inherited);
     app.check_network(&network)?;
+    secrets::check(app, &fork.owner, &network).await?;
     let request = CreateRequest {
         tag: record.tag,
         count: fork.count,

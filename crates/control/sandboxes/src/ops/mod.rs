@@ -11,6 +11,7 @@ pub mod hub;
 pub mod images;
 pub mod network;
 pub mod pause;
+pub mod secrets;
 pub mod snapshots;
 pub mod spawn;
 pub mod workspaces;

@@ -13,6 +13,7 @@ use forkd_vmm_proto::spawn::Limits;
 use forkd_vmm_proto::{Capability, Shape};
 use tokio::sync::oneshot;
 
+use super::secrets;
 use crate::app::App;
 use crate::clock;
 use crate::error::{Error, chain};
@@ -83,6 +84,7 @@ pub async fn start(
 ) -> Result<Vec<Arc<SandboxHandle>>, Error> {
     app.check_open()?;
     app.check_network(&request.network)?;
+    secrets::check(app, &request.owner, &request.network).await?;
     let source = SourceSnapshot::open(app, &request.tag).await?;
     let slots = app.limits.children(&request.owner, request.count)?;
     start_from(app, &request, source, slots).await
@@ -132,7 +134,10 @@ pub async fn start_from(
             shell,
             started,
         };
-        let record = record(request, &source, inherited, id.clone());
+        let mut record = record(request, &source, inherited, id.clone());
+        record
+            .network
+            .place(|name| secrets::placeholder(app, &request.owner, name))?;
         children.push(owner::start(app, record, slot, Birth::Launch(launch)));
         waiting.push((id, hand_over));
     }

@@ -203,6 +203,10 @@ async fn become_ready(
     drop(frames);
     let guest = guest?;
     owner.attach_or_refuse(attached).await?;
+    if !owner.sandbox.record().network.inject.is_empty() {
+        owner.provide_secrets().await?;
+        owner.trust_broker().await?;
+    }
     Ok(guest)
 }
 

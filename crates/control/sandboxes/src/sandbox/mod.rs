@@ -33,6 +33,7 @@ pub mod owner;
 mod ports;
 mod registry;
 mod rollback;
+mod secrets;
 mod source;
 pub mod state;
 

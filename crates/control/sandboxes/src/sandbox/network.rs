@@ -108,9 +108,13 @@ impl SandboxOwner {
     pub(super) async fn check_network(&mut self) -> Result<(), Error> {
         let wanted = self.sandbox.record().network.generation;
         match self.app.net.stats(&self.sandbox.id).await? {
-            Some(stats) if stats.generation == wanted => Ok(()),
-            Some(_) => self.enforce_network().await,
-            None => self.replace_engine().await,
+            Some(stats) if stats.generation == wanted => {}
+            Some(_) => self.enforce_network().await?,
+            None => self.replace_engine().await?,
+        }
+        match self.sandbox.record().network.inject.is_empty() {
+            true => Ok(()),
+            false => self.provide_secrets().await,
         }
     }
 

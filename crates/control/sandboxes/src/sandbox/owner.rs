@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use forkd_api::{ErrorCode, EventKind, SandboxInfo};
 use forkd_store::Lease;
+use forkd_types::SecretName;
 use forkd_vmm_link::{Vmm, VmmCallError, VmmEvents};
 use forkd_vmm_proto::{Capability, Command, Counters, Event, Reply, StopCause};
 use tokio::sync::{mpsc, oneshot};
@@ -31,6 +32,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::host_limits::HostLimits;
 use crate::limits::VmSlot;
+use crate::ops::secrets;
 use crate::state::{OnExpiry, SandboxRecord, StoredState};
 
 /// How long a VMM may take to end when asked.
@@ -382,6 +384,7 @@ impl SandboxOwner {
         let mut changes = changes.resolved(&self.sandbox)?;
         if let Some(NetworkChange::Replace(policy)) = &changes.network {
             self.app.check_network(policy)?;
+            secrets::check(&self.app, &self.sandbox.owner(), policy).await?;
         }
         if let Some((memory_mib, limits)) = &changes.limits {
             let limits = limits.for_host(*memory_mib, &self.app.config.data_dir)?;
@@ -393,12 +396,25 @@ impl SandboxOwner {
             Some(change) => Some(HostPort::bound(&self.sandbox, change).await?),
             None => None,
         };
-        self.save(|record| changes.apply(record)).await?;
+        let placeholder = {
+            let (app, owner) = (Arc::clone(&self.app), self.sandbox.owner());
+            move |name: &SecretName| secrets::placeholder(&app, &owner, name)
+        };
+        let mut placed = Ok(());
+        self.save(|record| {
+            changes.apply(record);
+            placed = record.network.place(placeholder);
+        })
+        .await?;
+        placed?;
         if let Some(host_port) = host_port {
             host_port.settle(&self.sandbox).await;
         }
         if network {
+            // The broker is ready before the engine sends connections there.
+            self.provide_secrets().await?;
             self.enforce_network().await?;
+            self.trust_broker().await?;
         }
         Ok(())
     }

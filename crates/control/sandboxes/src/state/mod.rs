@@ -12,6 +12,7 @@ mod owners;
 mod ports;
 mod records;
 mod schema;
+mod secrets;
 mod tables;
 
 use std::path::{Path, PathBuf};
@@ -22,13 +23,14 @@ use rusqlite::Connection;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-pub use network::{LimitsRecord, NetworkRecord};
+pub use network::{InjectRecord, LimitsRecord, NetworkRecord};
 pub use owners::{IssuedTokens, TokenHash};
 pub use ports::{Access, PortRecord, PortsRecord};
 pub use records::{
     BuiltRecord, CheckpointRecord, DiskStack, LayerRef, OnExpiry, RECORD_VERSION, SandboxRecord,
     StoredState, SuspendedSandbox, WorkspaceRecord,
 };
+pub use secrets::StoredSecret;
 pub use tables::{Claim, IdempotencyRecord, Stored, Unreadable};
 
 /// The most jobs in one commit.

@@ -1,6 +1,6 @@
 //! The stored network policy of a sandbox.
 
-use forkd_types::{Mode, NetLimits, Policy};
+use forkd_types::{InjectRule, Mode, NetLimits, Policy, SecretName};
 use serde::{Deserialize, Serialize};
 
 /// A network policy in the state database. Rules are text, in the form that requests have.
@@ -15,6 +15,47 @@ pub struct NetworkRecord {
     /// Grows with every change, so that the engine's policy can be compared with this one.
     #[serde(default)]
     pub generation: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inject: Vec<InjectRecord>,
+}
+
+/// A header that gets a secret. Only names of secrets are stored here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InjectRecord {
+    pub host: String,
+    pub header: String,
+    /// With `${secret:NAME}` for each secret.
+    pub value: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env: Option<String>,
+    /// The text that stands for the secret in the variable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placeholder: Option<String>,
+}
+
+impl InjectRecord {
+    fn of(rule: &InjectRule) -> Self {
+        Self {
+            host: rule.to.to_string(),
+            header: rule.header.to_string(),
+            value: rule.value.to_string(),
+            env: rule.variable.as_ref().map(ToString::to_string),
+            placeholder: None,
+        }
+    }
+
+    /// The rule; an error in words if it cannot be read.
+    pub fn rule(&self) -> Result<InjectRule, String> {
+        let text = |error: forkd_types::InvalidInject| forkd_types::chain(&error);
+        let env = self.env.as_ref().map(|name| name.parse()).transpose();
+        InjectRule::new(
+            self.host.parse().map_err(text)?,
+            self.header.parse().map_err(text)?,
+            self.value.parse().map_err(text)?,
+            env.map_err(text)?,
+        )
+        .map_err(text)
+    }
 }
 
 /// Limits that differ from the defaults.
@@ -63,7 +104,22 @@ impl NetworkRecord {
                 egress_mib_total: limits.egress_mib_total,
             }),
             generation,
+            inject: policy.inject().iter().map(InjectRecord::of).collect(),
         }
+    }
+
+    /// Gives every injection with a variable its placeholder.
+    pub fn place<E>(
+        &mut self,
+        mut placeholder: impl FnMut(&SecretName) -> Result<String, E>,
+    ) -> Result<(), E> {
+        for inject in &mut self.inject {
+            let Ok(rule) = inject.rule() else { continue };
+            if let (Some(_), Some(name)) = (&rule.variable, rule.value.only_secret()) {
+                inject.placeholder = Some(placeholder(name)?);
+            }
+        }
+        Ok(())
     }
 
     /// The policy. A record that cannot be read allows nothing.
@@ -93,7 +149,11 @@ impl NetworkRecord {
                 ingress_mbit: limits.ingress_mbit,
                 egress_mib_total: limits.egress_mib_total,
             });
-        Policy::new(mode, rules, limits).map_err(|error| error.to_string())
+        let inject = self.inject.iter().map(InjectRecord::rule);
+        let inject = inject.collect::<Result<Vec<_>, String>>()?;
+        Policy::new(mode, rules, limits)
+            .and_then(|policy| policy.with_inject(inject))
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -110,7 +170,14 @@ mod tests {
             egress_mib_total: Some(7),
             ..NetLimits::default()
         };
+        let inject = InjectRule::new(
+            "api.example:8443".parse().unwrap(),
+            "x-api-key".parse().unwrap(),
+            "${secret:key}".parse().unwrap(),
+            Some("API_KEY".parse().unwrap()),
+        );
         let policy = Policy::new(Mode::Custom, rules, limits).unwrap();
+        let policy = policy.with_inject(vec![inject.unwrap()]).unwrap();
         let first = NetworkRecord::first(&policy);
         let text = serde_json::to_string(&first).unwrap();
         let back: NetworkRecord = serde_json::from_str(&text).unwrap();
@@ -124,6 +191,7 @@ mod tests {
             r#"{"mode": "later"}"#,
             r#"{"mode": "custom", "rules": ["allow"]}"#,
             r#"{"mode": "none", "rules": ["allow *"]}"#,
+            r#"{"mode": "public", "inject": [{"host": "a.example", "header": "host", "value": "${secret:a}"}]}"#,
         ] {
             let record: NetworkRecord = serde_json::from_str(text).unwrap();
             assert_eq!(record.policy(), Policy::none(), "{text}");

@@ -43,6 +43,16 @@ const STEPS: &[&str] = &[
         public INTEGER NOT NULL
     ) STRICT;
 ",
+    "
+    CREATE TABLE secrets (
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        sealed BLOB NOT NULL,
+        created_at INTEGER NOT NULL,
+        updated_at INTEGER NOT NULL,
+        PRIMARY KEY (owner, name)
+    ) STRICT;
+",
 ];
 
 /// The log is copied into the database file at this length even if jobs wait. The thread that owns the database copies

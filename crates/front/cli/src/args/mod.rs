@@ -20,6 +20,7 @@ mod parent;
 mod ports;
 mod quickstart;
 mod sandbox;
+mod secret;
 mod snapshot;
 mod token;
 mod r#where;
@@ -48,6 +49,7 @@ pub use sandbox::{
     BranchArgs, CheckpointArgs, CleanupArgs, ForkArgs, KillArgs, LimitsArgs, LogsArgs, LsArgs,
     RollbackArgs, SpawnArgs, TopArgs,
 };
+pub use secret::{SecretArgs, SecretCommand};
 pub use snapshot::{
     ImagesArgs, RmiArgs, SnapshotArgs, SnapshotCompactArgs, SnapshotDiffArgs, SnapshotInfoArgs,
     SnapshotShareArgs, StoreArgs,
@@ -244,6 +246,8 @@ pub enum Command {
     Forward(ForwardArgs),
     /// Manage named sandboxes that can be suspended
     Workspace(WorkspaceArgs),
+    /// Set, list and delete secrets that requests of sandboxes get on their way out
+    Secret(SecretArgs),
     /// Create, list and revoke tokens
     Token(TokenArgs),
     /// List and drain the hosts of a fleet

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
-use forkd_api::{NetworkLimits, NetworkPolicy, NetworkRequest};
+use forkd_api::{Inject, NetworkLimits, NetworkPolicy, NetworkRequest};
 use forkd_types::{Mode, Rule};
 
 use super::DaemonArgs;
@@ -28,6 +28,39 @@ pub struct NetworkArgs {
     /// repeatable
     #[arg(long, value_name = "LIMIT=NUMBER", requires = "net")]
     pub net_limit: Vec<NetLimit>,
+    /// Put a secret into a header of requests to a host, such as "api.example Authorization: Bearer ${secret:key}";
+    /// with "KEY=" before the host, programs find a placeholder in $KEY and send that; repeatable
+    #[arg(long, value_name = "[VAR=]HOST HEADER: VALUE")]
+    pub inject: Vec<InjectArg>,
+}
+
+/// A header that gets a secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InjectArg(Inject);
+
+impl FromStr for InjectArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let form = || format!("{text:?} is not of the form \"[VAR=]HOST HEADER: VALUE\"");
+        let (to, header) = text.split_once(' ').ok_or_else(form)?;
+        let (header, value) = header.split_once(':').ok_or_else(form)?;
+        let (env, host) = match to.split_once('=') {
+            Some((env, host)) => (Some(env.to_owned()), host),
+            None => (None, to),
+        };
+        let inject = Inject {
+            host: host.to_owned(),
+            header: header.trim().to_owned(),
+            value: value.trim().to_owned(),
+            env,
+        };
+        // The daemon checks again; a mistake is shown here before any request.
+        inject
+            .checked()
+            .map_err(|error| forkd_types::chain(&error))?;
+        Ok(Self(inject))
+    }
 }
 
 /// A limit on the network and its value.
@@ -97,13 +130,34 @@ impl NetworkArgs {
             (Some(mode), ..) => mode,
             (None, false, _) => Mode::Custom,
             (None, true, false) => Mode::Public,
+            (None, true, true) if !self.inject.is_empty() => Mode::Custom,
             (None, true, true) => return None,
         };
         let rules = self.deny.iter().chain(&self.allow);
+        let mut rules: Vec<String> = rules.map(ToString::to_string).collect();
+        if mode == Mode::Custom {
+            // A host that gets a secret is meant to be reached.
+            for InjectArg(inject) in &self.inject {
+                let port = if inject.host.contains(':') {
+                    ""
+                } else {
+                    ":443"
+                };
+                let rule = format!("allow {}{port}", inject.host);
+                if !rules.contains(&rule) {
+                    rules.push(rule);
+                }
+            }
+        }
         Some(NetworkRequest::Policy(NetworkPolicy {
             mode: mode.to_string(),
-            rules: rules.map(ToString::to_string).collect(),
+            rules,
             limits: joined(&self.net_limit),
+            inject: self
+                .inject
+                .iter()
+                .map(|InjectArg(inject)| inject.clone())
+                .collect(),
         }))
     }
 }
@@ -147,7 +201,7 @@ pub enum NetCommand {
         /// ID of the sandbox
         id: String,
         /// none, public, open or custom [default: custom with --allow, public with --deny]
-        #[arg(required_unless_present_any = ["allow", "deny"])]
+        #[arg(required_unless_present_any = ["allow", "deny", "inject"])]
         mode: Option<Mode>,
         /// Allow a destination; repeatable
         #[arg(long, value_name = "DESTINATION", value_parser = allow)]
@@ -155,6 +209,9 @@ pub enum NetCommand {
         /// Deny a destination; repeatable
         #[arg(long, value_name = "DESTINATION", value_parser = deny)]
         deny: Vec<Rule>,
+        /// Put a secret into a header of requests to a host; repeatable
+        #[arg(long, value_name = "[VAR=]HOST HEADER: VALUE")]
+        inject: Vec<InjectArg>,
     },
     /// Allow destinations: put rules before those of the policy. The mode none becomes custom
     Allow {
@@ -212,6 +269,7 @@ mod tests {
             allow: rules(allowed, allow),
             deny: rules(denied, deny),
             net_limit: Vec::new(),
+            inject: Vec::new(),
         }
         .request()
     }

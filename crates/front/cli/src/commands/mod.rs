@@ -39,6 +39,7 @@ mod quickstart;
 mod rmi;
 mod rollback;
 mod run;
+mod secret;
 mod shell;
 mod snapshot;
 mod snapshot_compact;
@@ -104,6 +105,7 @@ fn dispatch(command: Command, ui: &Ui) -> CliResult {
         Command::Ports(args) => ports::run(&args, ui),
         Command::Forward(args) => forward::run(&args, ui),
         Command::Workspace(args) => workspace::run(args, ui),
+        Command::Secret(args) => secret::run(args, ui),
         Command::Token(args) => token::run(args, ui),
         Command::Node(args) => node::run(args, ui),
         Command::Gateway(args) => gateway::run(&args),

@@ -32,12 +32,14 @@ pub fn run(args: NetArgs, ui: &Ui) -> CliResult {
                 mode,
                 allow,
                 deny,
+                inject,
             } => {
                 let flags = NetworkArgs {
                     net: mode,
                     allow,
                     deny,
                     net_limit: Vec::new(),
+                    inject,
                 };
                 // clap demands a mode or a rule.
                 let none = NetworkRequest::Mode(Mode::None.to_string());

@@ -47,7 +47,7 @@ async fn health(_reached: Reached) -> StatusCode {
 
 /// The environment of all processes.
 async fn environment(reached: Reached) -> Json<std::collections::BTreeMap<String, String>> {
-    Json(reached.sandbox.record().env)
+    Json(reached.sandbox.record().environment())
 }
 
 /// The load of the guest now.

@@ -149,7 +149,7 @@ impl Call {
             cwd: Some(&cwd),
             user: Some(&user.name),
         };
-        let mut of_sandbox = record.env.clone();
+        let mut of_sandbox = record.environment();
         for (name, value) in [
             ("E2B_SANDBOX", "true"),
             ("E2B_SANDBOX_ID", self.sandbox.id.as_str()),

@@ -76,6 +76,7 @@ fn programs() -> Check {
         "forkd-spawn",
         "forkd-vmm",
         "forkd-net",
+        "forkd-broker",
         "forkd-image",
     ]
     .into_iter()
@@ -84,7 +85,7 @@ fn programs() -> Check {
     if missing.is_empty() {
         Check::pass(
             "programs",
-            "forkd-controller, forkd-spawn, forkd-vmm, forkd-net and forkd-image are beside forkd",
+            "forkd-controller, forkd-spawn, forkd-vmm, forkd-net, forkd-broker and forkd-image are beside forkd",
         )
     } else {
         Check::warn(

@@ -10,10 +10,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use forkd_sys::{PageRange, Pagemap, TrackError, WriteTracker};
 
+use crate::plan::join;
 use crate::{GuestRam, ImageLayers, MemoryError, PAGE_SIZE, PageSet};
 
-/// How many pages are marked by one call while the VM runs: 8 MiB.
+/// How many pages are marked by one call: 8 MiB. KVM unmaps the range of a call from the guest until the call is over.
 const MARKED_AT_ONCE: u64 = 2048;
+/// Gaps of at most this many pages are part of a call. A call costs about as much as the page faults by which the guest
+/// gets the pages of such a gap back.
+const SMALL_GAP: u64 = 4;
+/// With more calls than this, larger gaps become part of them.
+const MANY_CALLS: usize = 512;
 
 impl GuestRam {
     /// Makes the kernel follow writes from now on. Every page counts as written until it is marked.
@@ -33,20 +39,10 @@ impl GuestRam {
         Ok(PageSet::new(ranges))
     }
 
-    /// As [`GuestRam::touched_set`], and marks the pages, while the VM runs. KVM unmaps a range from the guest
-    /// until its call is over, so each call covers a small part of memory.
+    /// As [`GuestRam::touched_set`], and marks the pages, while the VM may run. A page that is touched meanwhile is
+    /// either in the set or not marked.
     pub fn mark_touched(&self, pagemap: &Pagemap) -> Result<PageSet, MemoryError> {
-        let pages = u64::from(self.layout().pages());
-        let mut found = Vec::new();
-        for first in (0..pages).step_by(MARKED_AT_ONCE as usize) {
-            let count = MARKED_AT_ONCE.min(pages - first);
-            let (address, len) = self.place(PageRange { first, count })?;
-            found.extend(pagemap.mark(address, len)?.iter().map(|range| PageRange {
-                first: first + range.first,
-                count: range.count,
-            }));
-        }
-        Ok(PageSet::new(found))
+        self.mark(pagemap, &self.touched_set(pagemap)?)
     }
 
     /// The pages that the guest gave back since the last call.
@@ -74,20 +70,20 @@ impl GuestRam {
         Ok(PageSet::new(own))
     }
 
-    /// Marks pages as not written.
-    pub fn mark(&self, pagemap: &Pagemap, pages: &PageSet) -> Result<(), MemoryError> {
-        for range in pages.ranges() {
-            let (address, len) = self.place(*range)?;
-            pagemap.mark(address, len)?;
+    /// Marks pages as not written, and pages in small gaps between them. Returns those that were touched before.
+    ///
+    /// KVM unmaps all pages of a call from the guest, also those that were not touched, and the guest gets each of them
+    /// back by a page fault. So the calls cover little more than `pages`.
+    pub fn mark(&self, pagemap: &Pagemap, pages: &PageSet) -> Result<PageSet, MemoryError> {
+        let mut found = Vec::new();
+        for span in spans(pages.ranges()) {
+            let (address, len) = self.place(span)?;
+            found.extend(pagemap.mark(address, len)?.iter().map(|range| PageRange {
+                first: span.first + range.first,
+                count: range.count,
+            }));
         }
-        Ok(())
-    }
-
-    /// Marks every page as not written, by one call. The machine is stopped: KVM unmaps all of memory meanwhile.
-    pub fn mark_all(&self, pagemap: &Pagemap) -> Result<(), MemoryError> {
-        let address = self.base().as_ptr() as u64;
-        pagemap.mark(address, self.layout().bytes())?;
-        Ok(())
+        Ok(PageSet::new(found))
     }
 
     /// The pages among `pages` that a forked child does not share any more: they were written here since the
@@ -203,5 +199,56 @@ impl GuestRam {
         }
         let address = self.base().as_ptr() as u64 + range.first * PAGE_SIZE;
         Ok((address, range.count * PAGE_SIZE))
+    }
+}
+
+/// The parts of memory that are marked by one call each.
+fn spans(ranges: &[PageRange]) -> Vec<PageRange> {
+    let mut gap = SMALL_GAP;
+    let mut joined = join(ranges, gap);
+    while joined.len() > MANY_CALLS {
+        gap *= 4;
+        joined = join(&joined, gap);
+    }
+    let pieces = |span: PageRange| {
+        let starts = (span.first..span.end()).step_by(MARKED_AT_ONCE as usize);
+        starts.map(move |first| PageRange {
+            first,
+            count: MARKED_AT_ONCE.min(span.end() - first),
+        })
+    };
+    joined.into_iter().flat_map(pieces).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(first: u64, count: u64) -> PageRange {
+        PageRange { first, count }
+    }
+
+    #[test]
+    fn calls_cover_touched_pages_and_small_gaps() {
+        let ranges = [range(1, 2), range(3 + SMALL_GAP, 1), range(100, 1)];
+        let spans = spans(&ranges);
+        assert_eq!(spans, [range(1, 3 + SMALL_GAP), range(100, 1)]);
+    }
+
+    #[test]
+    fn a_long_run_is_marked_in_pieces() {
+        let spans = spans(&[range(7, 2 * MARKED_AT_ONCE + 1)]);
+        let counts: Vec<_> = spans.iter().map(|span| span.count).collect();
+        assert_eq!(counts, [MARKED_AT_ONCE, MARKED_AT_ONCE, 1]);
+        assert_eq!(spans[2].first, 7 + 2 * MARKED_AT_ONCE);
+    }
+
+    #[test]
+    fn scattered_pages_do_not_need_a_call_each() {
+        let far: Vec<_> = (0..20_000).map(|n| range(n * 50, 1)).collect();
+        let spans = spans(&far);
+        assert!(spans.len() <= MANY_CALLS, "{}", spans.len());
+        let covered = |page: u64| spans.iter().any(|s| s.first <= page && page < s.end());
+        assert!(far.iter().all(|one| covered(one.first)));
     }
 }

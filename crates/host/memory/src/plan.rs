@@ -46,14 +46,14 @@ pub fn plan_full(private: Vec<PageRange>, image: Option<&ImageLayers>) -> WriteP
         ranges.sort_by_key(|r| r.first);
     }
     WritePlan {
-        ranges: join(ranges, 0),
+        ranges: join(&ranges, 0),
     }
 }
 
 /// The private pages and the gaps between them. Each range costs every child of the cut a mapping, so the
 /// smallest gaps are filled until few ranges are left or the gaps have too many pages.
 pub fn plan_changed(private: Vec<PageRange>) -> WritePlan {
-    let ranges = join(private, 0);
+    let ranges = join(&private, 0);
     let own: u64 = ranges.iter().map(|range| range.count).sum();
     // Each gap with the number of the range after it.
     let mut gaps: Vec<(u64, usize)> = ranges
@@ -97,7 +97,7 @@ pub fn plan_onto<E>(
     }
     let mut ranges = all()?;
     ranges.sort_by_key(|range| range.first);
-    let mut ranges = join(ranges, 0);
+    let mut ranges = join(&ranges, 0);
     if ranges.len() > MAX_EXTENTS {
         ranges = vec![PageRange {
             first: 0,
@@ -127,9 +127,9 @@ pub(crate) fn changes(ranges: &[PageRange]) -> Vec<Change> {
 }
 
 /// Joins sorted ranges that overlap or lie at most `gap` pages apart.
-fn join(ranges: Vec<PageRange>, gap: u64) -> Vec<PageRange> {
+pub(crate) fn join(ranges: &[PageRange], gap: u64) -> Vec<PageRange> {
     let mut out: Vec<PageRange> = Vec::with_capacity(ranges.len());
-    for range in ranges {
+    for &range in ranges {
         match out.last_mut() {
             Some(last) if last.end() + gap >= range.first => {
                 last.count = last.end().max(range.end()) - last.first;

@@ -249,7 +249,9 @@ impl Pagemap {
         wanted: Wanted,
         out: &mut Vec<PageRange>,
     ) -> io::Result<()> {
-        let mut regions = vec![PageRegion::default(); 1024];
+        // Every other page is a region at most.
+        let most = ((end - start) / PAGE).div_ceil(2).clamp(1, 1024);
+        let mut regions = vec![PageRegion::default(); most as usize];
         let mut at = start;
         while at < end {
             let mut arg = ScanArg {

@@ -25,9 +25,6 @@ use crate::state::MachineState;
 /// The most checkpoints one machine keeps.
 const MAX_CHECKPOINTS: usize = 256;
 
-/// With more ranges to mark, one call for all of memory is cheaper.
-const FEW_RANGES: usize = 16;
-
 /// Pages of a run for which a roll-back maps the file of the checkpoint. Shorter runs are copied: that takes less than a
 /// mapping.
 const LONG_RUN: u64 = 16;
@@ -194,11 +191,8 @@ impl History {
         let (Some(_), Ok(pagemap)) = (&self.tracker, &self.pagemap) else {
             return Ok(());
         };
-        if pages.ranges().len() > FEW_RANGES {
-            ram.mark_all(pagemap)
-        } else {
-            ram.mark(pagemap, pages)
-        }
+        ram.mark(pagemap, pages)?;
+        Ok(())
     }
 
     /// Notes and marks the pages written so far, while the machine runs. Only pages written from now on are
@@ -410,6 +404,7 @@ impl History {
             }
         }
         let mut rest = changed.clone();
+        let mut copied = PageSet::default();
         let mut mapped = false;
         for id in &target {
             let Some(checkpoint) = self.checkpoints.get(id) else {
@@ -421,6 +416,7 @@ impl History {
             self.overlays.note(&long, true);
             mapped |= !long.is_empty();
             ram.read_back(checkpoint.memory.as_fd(), &short)?;
+            copied.add(&short);
             rest = elsewhere;
         }
         let (overlaid, rest) = rest.split(&self.overlays.pages);
@@ -431,7 +427,8 @@ impl History {
         if mapped {
             self.follow_new_mappings(ram);
         }
-        self.mark_stopped(ram, &changed)?;
+        // Pages that were mapped or dropped are absent, and count as touched only when the guest has them again.
+        self.mark_stopped(ram, &copied)?;
         self.since_image.add(&changed);
         let before = self.head.replace(to);
         self.prune(before);
@@ -446,9 +443,11 @@ fn written_after_fork(
     pagemap: &Pagemap,
     fresh: &Fresh,
 ) -> Result<PageSet, MemoryError> {
-    ram.mark(pagemap, &fresh.touched)?;
+    let marked = ram.mark(pagemap, &fresh.touched)?;
     let mut written = ram.unshared(pagemap, &fresh.own)?;
-    let (_, clean) = fresh.touched.split(&fresh.own);
+    let (_, mut clean) = fresh.touched.split(&fresh.own);
+    // Pages in gaps, touched since the fork.
+    clean.add(&marked.split(&fresh.touched).1);
     written.add(&ram.own_among(pagemap, &clean)?);
     Ok(written)
 }

@@ -21,8 +21,8 @@ const MANY_RANGES: usize = 1024;
 /// Gaps may always add this many pages.
 const SOME_PAGES: u64 = 256;
 /// Gaps may add one page to this many changed ones. A page of a gap is brought in, copied and, for a tag, hashed and
-/// written to disk. That takes longer than a mapping, unless the cut has many children.
-const OWN_PER_GAP: u64 = 4;
+/// written to disk. For a tag that takes three times as long as a mapping, unless the cut has many children.
+const OWN_PER_GAP: u64 = 16;
 
 /// The pages to look at, in order. Zero pages become holes of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -132,6 +132,24 @@ impl ImageLayers {
     pub fn layers(&self) -> &[OwnedFd] {
         &self.layers
     }
+
+    /// The layer with the most extents, if it has page N at offset N pages throughout and is as long as memory.
+    fn below_all(&self) -> Option<u32> {
+        let mut counts = vec![0u32; self.layers.len()];
+        for extent in self.map.extents() {
+            *counts.get_mut(extent.layer as usize)? += 1;
+        }
+        let (layer, file) = (0..).zip(&self.layers).max_by_key(|(layer, _)| {
+            let layer: u32 = *layer;
+            counts.get(layer as usize).copied()
+        })?;
+        let extents = self.map.extents().iter();
+        let mut own = extents.filter(|extent| extent.layer == layer);
+        let whole = u64::from(self.map.pages()) * PAGE_SIZE;
+        let stat = rustix::fs::fstat(file).ok()?;
+        let long_enough = u64::try_from(stat.st_size).is_ok_and(|size| size >= whole);
+        (long_enough && own.all(|extent| extent.first == extent.layer_first)).then_some(layer)
+    }
 }
 
 #[derive(Debug)]
@@ -288,7 +306,17 @@ impl GuestRam {
         if covered < u64::from(expected) {
             self.map_fixed(0, self.layout.bytes(), None)?;
         }
+        // The layer with the most extents is mapped once, below the others: each mapping costs time.
+        let below = (covered >= u64::from(expected))
+            .then(|| image.below_all())
+            .flatten();
+        if let Some(file) = below.and_then(|layer| image.layers.get(layer as usize)) {
+            self.map_fixed(0, self.layout.bytes(), Some((file.as_fd(), 0)))?;
+        }
         for extent in image.map.extents() {
+            if below == Some(extent.layer) {
+                continue;
+            }
             let file = image
                 .layers
                 .get(extent.layer as usize)
@@ -455,7 +483,7 @@ fn describe(base: NonNull<u8>, layout: RamLayout) -> Result<GuestMemory, MemoryE
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use forkd_vmm_proto::Extent;
+    use forkd_vmm_proto::{Change, Extent};
     use vm_memory::Bytes;
 
     use super::*;
@@ -505,6 +533,42 @@ mod tests {
             [3, 4, 5, 6, 7, 9].map(|p| byte_at(&ram, p)),
             [0, 4, 8, 8, 0, 0]
         );
+    }
+
+    #[test]
+    fn the_layer_with_most_extents_is_mapped_below_the_others() {
+        let pages = (BYTES / PAGE_SIZE) as u32;
+        let changed = [(5, 2), (9, 1)].map(|(first, count)| Change { first, count });
+        let map = PageMap::identity(pages).overlay(&changed).unwrap();
+        let base = layer(&[(0, 4), (5, 4), (7, 4), (u64::from(pages) - 1, 4)], BYTES);
+        let top = layer(&[(5, 8), (9, 8)], BYTES);
+        let image = ImageLayers::new(map, vec![base, top]).unwrap();
+        assert_eq!(image.below_all(), Some(0));
+        let ram = ram();
+        ram.map_image(image).unwrap();
+        let last = u64::from(pages) - 1;
+        assert_eq!(
+            [0, 5, 6, 7, 9, last].map(|page| byte_at(&ram, page)),
+            [4, 8, 0, 4, 8, 4]
+        );
+    }
+
+    #[test]
+    fn a_layer_with_pages_at_other_places_is_not_mapped_below() {
+        let pages = (BYTES / PAGE_SIZE) as u32;
+        let extent = |first, count, layer_first| Extent {
+            first,
+            count,
+            layer: 0,
+            layer_first,
+        };
+        let moved = vec![extent(0, 1, 1), extent(1, pages - 1, 0)];
+        let map = PageMap::new(pages, 1, moved).unwrap();
+        let image = ImageLayers::new(map, vec![layer(&[(0, 1), (1, 2)], BYTES)]).unwrap();
+        assert_eq!(image.below_all(), None);
+        let ram = ram();
+        ram.map_image(image).unwrap();
+        assert_eq!([0, 1].map(|page| byte_at(&ram, page)), [2, 1]);
     }
 
     #[test]

@@ -68,6 +68,15 @@ impl RamLayout {
             .filter(|region| region.len > 0)
     }
 
+    /// The guest physical addresses of a part of RAM, with their lengths: one piece, or two around the devices.
+    pub fn guest_pieces(self, offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.regions().filter_map(move |region| {
+            let start = offset.max(region.offset);
+            let end = offset.saturating_add(len).min(region.offset + region.len);
+            (start < end).then(|| (region.guest + start - region.offset, end - start))
+        })
+    }
+
     /// The offset in RAM of `len` bytes at a guest physical address, if all of it is RAM.
     pub fn offset_of(self, guest: u64, len: u64) -> Option<u64> {
         self.regions().find_map(|region| {
@@ -87,6 +96,21 @@ mod tests {
         assert_eq!(layout.regions().count(), 1);
         assert_eq!(layout.offset_of(0, 512 << 20), Some(0));
         assert_eq!(layout.offset_of(1, 512 << 20), None);
+    }
+
+    #[test]
+    fn a_part_of_ram_may_lie_on_both_sides_of_the_devices() {
+        let layout = RamLayout::new(8192).unwrap();
+        let pieces = |offset, len| layout.guest_pieces(offset, len).collect::<Vec<_>>();
+        assert_eq!(pieces(4096, 8192), [(4096, 8192)]);
+        assert_eq!(
+            pieces(LOW_RAM_END - 4096, 12288),
+            [(LOW_RAM_END - 4096, 4096), (HIGH_RAM_START, 8192)]
+        );
+        assert_eq!(
+            pieces((8 << 30) - 4096, u64::MAX),
+            [((9 << 30) - 4096, 4096)]
+        );
     }
 
     #[test]

@@ -11,7 +11,7 @@
 use forkd_sys::{PageRange, Pagemap};
 use thiserror::Error;
 
-use crate::{GuestRam, MemoryError};
+use crate::{GuestRam, MemoryError, PageSet};
 
 const MAGIC: &[u8; 8] = b"FORKDWS1";
 const WRITTEN: u32 = 1 << 31;
@@ -50,7 +50,8 @@ pub enum WorkingSetError {
 }
 
 impl WorkingSet {
-    /// The pages of `ram` touched since it was mapped.
+    /// The pages of `ram` touched since it was mapped. The kernel maps neighbours of a page that is read, too, unless
+    /// writes to the memory are followed.
     pub fn record(ram: &GuestRam, pagemap: &Pagemap) -> Result<Self, MemoryError> {
         let touched = ram.touched_pages(pagemap)?;
         let written = ram.private_pages(pagemap)?;
@@ -62,14 +63,26 @@ impl WorkingSet {
         })
     }
 
-    /// Brings the pages into `ram`: written ones writable, read ones readable. Returns how many.
-    pub fn populate(&self, ram: &GuestRam) -> Result<u64, MemoryError> {
-        let mut pages = 0;
-        for &(range, write) in &self.ranges {
-            ram.populate(range, write)?;
-            pages += range.count;
-        }
-        Ok(pages)
+    /// Copies the pages into `ram` that were written.
+    pub fn populate_written(&self, ram: &GuestRam) -> Result<(), MemoryError> {
+        self.populate(ram, true)
+    }
+
+    /// Makes the pages present in `ram` that were only read.
+    pub fn populate_read(&self, ram: &GuestRam) -> Result<(), MemoryError> {
+        self.populate(ram, false)
+    }
+
+    fn populate(&self, ram: &GuestRam, written: bool) -> Result<(), MemoryError> {
+        let wanted = self.ranges.iter().filter(|(_, was)| *was == written);
+        wanted
+            .into_iter()
+            .try_for_each(|(range, _)| ram.populate(*range, written))
+    }
+
+    /// All pages, read or written.
+    pub fn pages(&self) -> PageSet {
+        PageSet::new(self.ranges.iter().map(|(range, _)| *range).collect())
     }
 
     /// The ranges, each with whether it was written.

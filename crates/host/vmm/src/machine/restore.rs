@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use forkd_memory::{ImageLayers, MemoryError, WorkingSet, WorkingSetError};
+use forkd_memory::{ImageLayers, MemoryError, PAGE_SIZE, WorkingSet, WorkingSetError};
 use forkd_vmm_proto::{MemoryImage, PageIndex, PageMap, PageMapError, RestoreSpec, Shape};
 use thiserror::Error;
 
@@ -192,10 +192,31 @@ impl Machine {
             .restore(&devices, fds, &self.ram, state.slots)?;
         write_generation(self.ram.memory(), spec.generation).map_err(RestoreError::Generation)?;
         self.devices.announce_generation();
-        if let Some(set) = prefault {
-            set.populate(&self.ram)?;
+        match prefault {
+            Some(set) => self.bring_in(&set)?,
+            // The set of this machine may be recorded. Without it the kernel would map neighbours of touched pages.
+            None => self.history.follow(&self.ram),
         }
         Ok(())
+    }
+
+    /// Makes the pages of a working set present, in the page tables of the guest as well where KVM can.
+    fn bring_in(&self, set: &WorkingSet) -> Result<(), MemoryError> {
+        set.populate_written(&self.ram)?;
+        let given = self.vcpus.first().is_some_and(|vcpu| {
+            vcpu.with(|vcpu| {
+                let layout = self.ram.layout();
+                set.pages().ranges().iter().all(|range| {
+                    let (offset, len) = (range.first * PAGE_SIZE, range.count * PAGE_SIZE);
+                    let mut pieces = layout.guest_pieces(offset, len);
+                    pieces.all(|(guest, len)| vcpu.pre_fault(guest, len).is_ok())
+                })
+            })
+        });
+        if given {
+            return Ok(());
+        }
+        set.populate_read(&self.ram)
     }
 }
 

@@ -47,7 +47,7 @@ pub struct App {
     /// Tags that are being written.
     pub writing: WritingTags,
     /// Pages that children touch first.
-    pub touched: Touched,
+    pub touched: Arc<Touched>,
     pub events: Events,
     /// Every limit, and what is reserved under it.
     pub limits: Limits,
@@ -122,7 +122,7 @@ impl App {
             dirs,
             sandboxes: Registry::default(),
             writing: WritingTags::default(),
-            touched,
+            touched: Arc::new(touched),
             events: Events::new({
                 let weak = Weak::clone(weak);
                 move |kind, object| weak.upgrade()?.owner_of(kind, object)

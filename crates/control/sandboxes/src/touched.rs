@@ -99,12 +99,13 @@ impl Touched {
         Ok(())
     }
 
-    fn begin(&self, key: Digest) -> bool {
-        self.get(&key).is_none() && self.busy().insert(key)
-    }
-
-    fn end(&self, key: &Digest) {
-        self.busy().remove(key);
+    /// Begins to record a set; `None` if there is one, or another child records it.
+    fn begin(self: &Arc<Self>, key: Digest) -> Option<Recording> {
+        let begun = self.get(&key).is_none() && self.busy().insert(key);
+        begun.then(|| Recording {
+            sets: Arc::clone(self),
+            key,
+        })
     }
 
     fn busy(&self) -> parking_lot::MutexGuard<'_, HashSet<Digest>> {
@@ -112,21 +113,36 @@ impl Touched {
     }
 }
 
-/// Records what a child that has just become ready touched, unless another child of the snapshot has done it.
-pub async fn record(app: &Arc<App>, vmm: &Vmm, key: Digest) {
-    if !app.touched.begin(key) {
-        return;
+/// A set that is being recorded. A later child can record it again if this value is dropped without a file.
+struct Recording {
+    sets: Arc<Touched>,
+    key: Digest,
+}
+
+impl Recording {
+    fn keep(&self, set: &File) -> Result<(), Error> {
+        let path = self.sets.path(&self.key);
+        keep(set, &path).map_err(Error::io("write", &path))
     }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.sets.busy().remove(&self.key);
+    }
+}
+
+/// Records what a child that has just become ready touched, unless another child of the snapshot has done it.
+pub async fn record(app: &App, vmm: &Vmm, key: Digest) {
+    let Some(recording) = app.touched.begin(key) else {
+        return;
+    };
     let asked = ask(vmm).await;
-    let app = Arc::clone(app);
     // The child does not wait for the file.
     tokio::task::spawn_blocking(move || {
-        let path = app.touched.path(&key);
-        let written = asked.and_then(|file| keep(&file, &path).map_err(Error::io("write", &path)));
-        if let Err(error) = written {
+        if let Err(error) = asked.and_then(|set| recording.keep(&set)) {
             tracing::warn!(set = %key, error = error.chain(), "touched pages not recorded");
         }
-        app.touched.end(&key);
     });
 }
 
@@ -214,18 +230,21 @@ mod tests {
     #[test]
     fn sets_of_snapshots_that_are_gone_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let touched = Touched::open(dir.path().join("touched")).unwrap();
+        let touched = Arc::new(Touched::open(dir.path().join("touched")).unwrap());
         let [kept, gone] = [Digest([1; 32]), Digest([2; 32])];
         for state in [kept, gone] {
-            assert!(touched.begin(state));
-            assert!(!touched.begin(state), "two record at once");
+            let recording = touched.begin(state).unwrap();
+            assert!(touched.begin(state).is_none(), "two record at once");
+            // The child was deleted before its VMM answered.
+            drop(recording);
+            let recording = touched.begin(state).unwrap();
             std::fs::write(touched.path(&state), "set").unwrap();
-            touched.end(&state);
-            assert!(!touched.begin(state), "it is there already");
+            drop(recording);
+            assert!(touched.begin(state).is_none(), "it is there already");
         }
         std::fs::write(touched.path(&kept).with_extension(UNFINISHED), "half").unwrap();
         let written = Digest([3; 32]);
-        assert!(touched.begin(written));
+        let _recording = touched.begin(written).unwrap();
         std::fs::write(touched.path(&written).with_extension(UNFINISHED), "").unwrap();
         touched.keep_only(&HashSet::from([kept])).unwrap();
         assert!(touched.get(&kept).is_some());

@@ -31,6 +31,8 @@ use crate::{agent_limits, clock, touched};
 pub const EPOCH: u32 = 1;
 /// How long a starting child keeps its place among those that start at once.
 const START_SLOT: Duration = Duration::from_secs(5);
+/// How long a VMM may take to say which pages were touched.
+const RECORD: Duration = Duration::from_secs(2);
 /// How long an adopted VMM may take to answer.
 const STATUS: Duration = Duration::from_secs(10);
 
@@ -92,6 +94,7 @@ async fn launch_child(
     sandbox: &Arc<SandboxHandle>,
     launch: Launch,
 ) -> Result<SandboxOwner, Stillborn> {
+    let source = Arc::clone(&launch.source);
     let launched = tokio::select! {
         launched = fill_shell(app, sandbox, launch) => launched,
         () = sandbox.stop.cancelled() => Err(Error::Gone {
@@ -99,6 +102,9 @@ async fn launch_child(
             how: "it was deleted before it was ready".into(),
         }),
     };
+    if let Ok(owner) = &launched {
+        record_touched(owner, &source).await;
+    }
     launched.map_err(|error| {
         metrics::counter!("forkd_launch_failures_total").increment(1);
         tracing::warn!(sandbox = %sandbox.id, error = error.chain(), "a child did not start");
@@ -170,11 +176,19 @@ async fn fill_shell(
     }
     sandbox.step(Step::Ready);
     app.events.tell(EventKind::SandboxReady, &sandbox.id, None);
-    // The answer to the client does not wait for it.
-    if source.records_touched() && owner.vmm.capabilities().contains(Capability::Prefault) {
-        touched::record(app, &owner.vmm, touched::key(&source.manifest)).await;
-    }
     Ok(owner)
+}
+
+/// Records which pages the child touched, if none of its siblings did. The client has its answer by now and may delete
+/// the child at once: the deletion waits for the record, because the next children are slower without it.
+async fn record_touched(owner: &SandboxOwner, source: &SourceSnapshot) {
+    if source.records_touched() && owner.vmm.capabilities().contains(Capability::Prefault) {
+        let key = touched::key(&source.manifest);
+        let recorded = touched::record(&owner.app, &owner.vmm, key);
+        if tokio::time::timeout(RECORD, recorded).await.is_err() {
+            tracing::warn!(sandbox = %owner.sandbox.id, "the VMM did not say which pages were touched");
+        }
+    }
 }
 
 /// Creates the files of the VM, restores it and gives its guest an identity of its own: when this returns, the child is

@@ -21,6 +21,7 @@ needs=(
     "file:/etc/ssl/certs/ca-certificates.crt              ca-certificates"
     "cmd:python3                                          python3"
     "cmd:strace                                           strace"
+    "cmd:ip                                               iproute2"
     "file:/usr/lib/python3*/ensurepip/__init__.py         python3-venv"
 )
 
